@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* triattn: triangle attention with a pair bias and a key mask; the core, and the whole module.
+ *
+ * computes   s[i,h,q,k] = fl(scale * sum_d q[i,q,h,d] * k[i,k,h,d]); mask applied to s (module.h); s += bias[h,q,k]
+ *            p = softmax over k; o[i,q,h,d] = sum_k p * v[i,k,h,d];  gate present: o *= sigmoid(gate)
+ *            lse present: lse[i,h,q] = log sum_k exp(s)
+ * shapes     q, k, v, gate, out [B, I, N, H, D] (q, gate and out may have Nq queries, k and v Nk keys);
+ *            bias [B, H, Nq, Nk] or absent; mask [B, I, Nk] or absent; lse [B, I, H, Nq] or absent. The ending node and
+ *            either orientation of the bias are strides of the views.
+ *            D from 1 to 256
+ * types      q, k, v, gate, out F32, BF16 or F16 (one dtype); bias F32, BF16 or F16; lse F32; logits, softmax and
+ *            sums f32. The reference also takes F64 everywhere and then computes in double
+ * ownership  out and lse must not overlap an input or each other (BAD_ARG)
+ * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
+ * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D); the module also dialect:
+ * exactness  none. Nk = 0 gives zeros and lse = -inf. OC_MASK_ZERO acts after the bias; a key without weight still
+ *            multiplies its value by 0, so a NaN there shows
+ * source     Jumper et al. 2021 (AlphaFold 2), algorithms 13 and 14; Dao et al. 2022 (online softmax)
+ */
+#ifndef OPT_CORE_TRIATTN_H
+#define OPT_CORE_TRIATTN_H
+
+#include "opt_core/module.h"
+#include "opt_core/provider.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct oc_triattn {
+  oc_view q, k, v, bias, mask, gate, out, lse;
+  float scale;          /* of the product; 1 when q is already scaled */
+  oc_mask_kind mask_kind;
+  float mask_value;
+} oc_triattn;
+
+/* dims b, s = I, n = max(Nq, Nk), h, d; form: "bias" + "gate" + "lse" + "mask_<kind>" of those that are there, or
+ * "plain". */
+OC_API oc_status oc_triattn_class(const oc_triattn *call, oc_tier tier, oc_class *out, oc_err *err);
+OC_API oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choice, const oc_exec *exec, oc_err *err);
+
+/* triattn_module: y = out_proj(core(norm(x))) (+ residual), for one orientation.
+ * x, y, residual [B, N, N, C]; for the ending node pass all of them (and mask) with axes 1 and 2 exchanged.
+ * h = norm(x); q, k, v, gate = to_q(h), ...; bias[h,q,k] = to_bias(h)[q,k,h], or [k,q,h] when bias_untransposed_end
+ * (AlphaFold 3: on the exchanged views this restores the orientation of the unexchanged tensor).
+ * to_q, to_k, to_v, to_gate [H*D, C]; to_bias [H, C]; out_proj [C, H*D]. scale multiplies q. mask [B, N, N] or absent.
+ * x, y, residual and weights F32, BF16 or F16, each on its own; f32 inside, one rounding at the end. y may be x or the
+ * residual itself (same view); any other overlap with an input is BAD_ARG. Scratch: H * N * N floats for the bias of
+ * one batch, plus about 6 * N * max(C, H * D) floats a thread. */
+typedef struct oc_triattn_module {
+  oc_view x, y, mask, residual;
+  oc_norm norm;
+  oc_linear to_q, to_k, to_v, to_bias, to_gate, out_proj; /* to_gate.weight absent: no gate */
+  int64_t heads;
+  float scale;
+  int bias_untransposed_end;
+  oc_mask_kind mask_kind; /* NONE, SUBTRACT, FILL or ZERO */
+  float mask_value;
+} oc_triattn_module;
+
+/* dims b, n, h, d, c; form: "biased" + "gate" + "mask_<kind>" + "residual" + "untransposed" of those that are there,
+ * or "plain". */
+OC_API oc_status oc_triattn_module_class(const oc_triattn_module *call, oc_tier tier, oc_class *out, oc_err *err);
+OC_API oc_status oc_triattn_module_serve(const oc_triattn_module *call, const oc_choice *choice, const oc_exec *exec,
+                                         oc_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
