@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls on tensors, and the comparison of two output trees. */
+#include "core.h"
+
+/* ---- tensors ------------------------------------------------------------------------------------------------- */
+
+PyObject *oc__py_bind_torch(PyObject *module, PyObject *args) {
+  PyObject *capsule, *tensor, *parameter;
+  if (!PyArg_ParseTuple(args, "OOO:bind_torch", &capsule, &tensor, &parameter)) return NULL;
+  return oc__torch_bind(&oc__state_of(module)->torch, capsule, tensor, parameter) == 0 ? Py_BuildValue("") : NULL;
+}
+
+PyObject *oc__py_call_fields(PyObject *module, PyObject *args) {
+  oc_family family;
+  return oc__family_argument(module, args, &family) == 0 ? oc__call_fields(family) : NULL;
+}
+
+PyObject *oc__py_serve(PyObject *module, PyObject *args, PyObject *keywords) {
+  static char *names[] = {"family", "tier", "tensors", "scalars", "row", "stack", "hosted", NULL};
+  const oc__state *state = oc__state_of(module);
+  const char *family, *tier;
+  PyObject *tensors, *scalars;
+  oc__request request = {.row = NULL, .stack = ""};
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "ssO!O!|zsp:serve", names, &family, &tier, &PyTuple_Type, &tensors,
+                                   &PyTuple_Type, &scalars, &request.row, &request.stack, &request.takes_hosted)) {
+    return NULL;
+  }
+  oc_err err = {0};
+  oc__call call;
+  if (oc_family_find(family, &request.family, &err) != OC_OK || oc_tier_find(tier, &request.tier, &err) != OC_OK ||
+      oc__call_pack(&state->torch, request.family, tensors, scalars, &call, &err) != OC_OK) {
+    return oc__raise(state, &err);
+  }
+  oc_choice choice = {0};
+  oc_status status;
+  NO_GIL(status = oc__call_serve(&request, &call, &choice, &err));
+  if (status != OC_OK) return oc__raise(state, &err);
+  return Py_BuildValue("(sss)", choice.cell ? choice.cell->id : "", choice.member->row, choice.member->name);
+}
+
+PyObject *oc__py_trimul_gate_planes(PyObject *module, PyObject *args) {
+  static const char *const where[] = {"gate", "proj", "mask", "out"};
+  const oc__state *state = oc__state_of(module);
+  PyObject *object[4];
+  if (!PyArg_ParseTuple(args, "OOOO:trimul_gate_planes", &object[0], &object[1], &object[2], &object[3])) return NULL;
+  oc_err err = {0};
+  oc_view view[4];
+  for (int i = 0; i < 4; ++i) {
+    if (oc__tensor_view(&state->torch, object[i], where[i], &view[i], &err) != OC_OK) return oc__raise(state, &err);
+  }
+  oc_status status;
+  NO_GIL(status = oc_trimul_gate_planes(&view[0], &view[1], &view[2], &view[3], oc_cpu_threads(), &err));
+  return oc__none_or_raise(state, status, &err);
+}
+
+PyObject *oc__py_scratch_trim(PyObject *module, PyObject *ignored) {
+  (void)module, (void)ignored;
+  size_t freed;
+  NO_GIL(freed = oc_scratch_trim());
+  return PyLong_FromSize_t(freed);
+}
+
+PyObject *oc__py_scratch_kept_bytes(PyObject *module, PyObject *ignored) {
+  (void)module, (void)ignored;
+  return PyLong_FromSize_t(oc_scratch_kept_bytes());
+}
+
+/* ---- compare ------------------------------------------------------------------------------------------------- */
+
+typedef struct difference_list {
+  PyThreadState *released; /* the caller's thread state while the comparison runs */
+  PyObject *list;
+  int failed;
+} difference_list;
+
+static void add_difference(const oc_difference *difference, void *context) {
+  difference_list *differences = context;
+  PyEval_RestoreThread(differences->released);
+  if (!differences->failed) {
+    PyObject *file = oc__text_or_none(difference->file), *field = oc__text_or_none(difference->field);
+    PyObject *item = file && field
+                         ? Py_BuildValue("{sOsOsssdsdsdsLsLsL}", "file", file, "field", field, "verdict",
+                                         oc_verdict_word(difference->verdict), "a", difference->a, "b", difference->b,
+                                         "largest", difference->largest, "count", (long long)difference->count, "of",
+                                         (long long)difference->of, "ulps", (long long)difference->ulps)
+                         : NULL;
+    Py_XDECREF(file);
+    Py_XDECREF(field);
+    differences->failed = oc__list_add(differences->list, item) != 0;
+  }
+  differences->released = PyEval_SaveThread();
+}
+
+static PyObject *compare_trees(const oc__state *state, const char *a, const char *b,
+                               const oc_compare_options *options) {
+  difference_list differences = {.list = PyList_New(0)};
+  if (!differences.list) return NULL;
+  oc_err err = {0};
+  oc_compare_result result = {0};
+  differences.released = PyEval_SaveThread();
+  const oc_status status = oc_compare_trees(a, b, options, add_difference, &differences, &result, &err);
+  PyEval_RestoreThread(differences.released);
+  if (status == OC_OK && !differences.failed) {
+    return Py_BuildValue("{sssLsLsLsLsdsN}", "verdict", oc_verdict_word(result.verdict), "files",
+                         (long long)result.files, "fields", (long long)result.fields, "numbers",
+                         (long long)result.numbers, "differing", (long long)result.differing, "largest", result.largest,
+                         "differences", differences.list);
+  }
+  Py_DECREF(differences.list);
+  return oc__raise(state, &err);
+}
+
+PyObject *oc__py_compare(PyObject *module, PyObject *args, PyObject *keywords) {
+  static char *names[] = {"a", "b", "abs", "rel", "rules", "ignore_record", NULL};
+  PyObject *a = NULL, *b = NULL;
+  oc_compare_options options = {.struct_bytes = sizeof options, .ignore_record = 1};
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|ddzp:compare", names, PyUnicode_FSConverter, &a,
+                                   PyUnicode_FSConverter, &b, &options.tolerance.absolute, &options.tolerance.relative,
+                                   &options.rules_json, &options.ignore_record)) {
+    return NULL;
+  }
+  PyObject *result = compare_trees(oc__state_of(module), oc__native(a), oc__native(b), &options);
+  Py_DECREF(a);
+  Py_DECREF(b);
+  return result;
+}
