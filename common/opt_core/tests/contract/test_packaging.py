@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core and a kit installed as users install them, into clean environments, without network."""
+
+import json
+import os
+import shutil
+import zipfile
+
+import pytest
+from conftest import CORE, DATA, REPOSITORY, copy_kit
+
+IMPORTS = """
+import sys
+before = set(sys.modules)
+import opt_core
+assert "opt_core._core" not in sys.modules
+version = opt_core.__version__
+import opt_core.autoload
+new = set(sys.modules) - before
+foreign = [m for m in new if m.partition(".")[0] not in sys.stdlib_module_names and m.partition(".")[0] != "opt_core"]
+assert foreign == [], foreign
+assert "opt_core._core" in new
+assert issubclass(opt_core.Refused, Exception) and issubclass(opt_core.AccountingClosed, Exception)
+print(version, opt_core._core.__file__)
+"""
+
+
+def add_engine(environment):
+    shutil.copytree(DATA / "toyengine", environment.site / "toyengine", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def assert_serves(environment):
+    result = environment.run("-m", "toyengine", TOYENGINE_OPT="fast")
+    assert result.status == 0, result.err
+    assert json.loads(result.out) == [["toy", 2]]
+    return result.manifest()
+
+
+def test_wheel_contents(core_wheel):
+    names = zipfile.ZipFile(core_wheel).namelist()
+    assert "-cp310-abi3-" in core_wheel.name
+    for name in (
+        "opt_core/__init__.py",
+        "opt_core/autoload.py",
+        "opt_core/kit.py",
+        "opt_core/_core.abi3.so",
+        "opt_core/lib/libopt_core.so.0",
+        "opt_core/_bootstrap/sitecustomize.py",
+        "opt_core/include/opt_core/opt_core.h",
+    ):
+        assert name in names, name
+    data = [path for path in (CORE / "opt_core").rglob("*") if path.suffix in (".json", ".py") and path.is_file()]
+    data = [path for path in data if not path.name.startswith("test_") and "_core" not in path.parts]
+    assert any(path.name == "opt_manifest.schema.json" for path in data)
+    assert {str(path.relative_to(CORE)) for path in data} - set(names) == set()
+    assert [name for name in names if name.endswith((".c", ".cu", ".inc", ".pth", ".pyc"))] == []
+    assert [name for name in names if name.endswith(".h") and not name.startswith("opt_core/include/")] == []
+    assert {name.partition("/")[0] for name in names} == {"opt_core", "opt_core-0.1.0.dist-info"}
+
+
+def test_installed_from_wheels(make_environment, core_wheel, tmp_path):
+    environment = make_environment("wheels")
+    kit = copy_kit(tmp_path)
+    environment.pip("wheel", "--no-index", "--no-deps", "--wheel-dir", tmp_path, kit)
+    environment.pip("install", "--no-index", core_wheel, *tmp_path.glob("toy_opt-*.whl"))
+    add_engine(environment)
+    result = environment.run("-c", IMPORTS)
+    assert result.status == 0, result.err
+    assert result.out.startswith(f"0.1.0 {environment.site}/opt_core/_core")
+    assert assert_serves(environment)["core"]["version"] == "0.1.0"
+    where = environment.run(program=environment.root / "bin" / "toy-where")
+    assert where.out.strip() == str(environment.site / "toy_opt" / "__init__.py")
+    environment.pip("check")
+    environment.pip("uninstall", "--yes", "toy-opt", "opt-core")
+    left = [path.name for path in environment.site.iterdir() if "opt" in path.name]
+    assert left == []
+
+
+def test_without_pth_by_target_folder(make_environment, core_wheel, tmp_path):
+    environment = make_environment("target")
+    target = tmp_path / "carried"
+    kit = copy_kit(tmp_path)
+    environment.pip("install", "--no-index", "--target", target, core_wheel, kit)
+    add_engine(environment)
+    paths = os.pathsep.join([str(target / "opt_core" / "_bootstrap"), str(target)])
+    result = environment.run("-m", "toyengine", TOYENGINE_OPT="fast", PYTHONPATH=paths)
+    assert result.status == 0, result.err
+    assert json.loads(result.out) == [["toy", 2]]
+
+
+@pytest.mark.parametrize("kind", ["editable", "plain"])
+def test_installed_from_source_without_isolation(make_environment, build_tools, tmp_path, kind):
+    environment = make_environment(kind)
+    kit = copy_kit(tmp_path, path=os.path.relpath(CORE, tmp_path / "toykit"))
+    options = ["-e"] if kind == "editable" else []
+    settings = ["--config-settings", f"build-dir={REPOSITORY}/build/contract-{{wheel_tag}}"]
+    environment.pip(
+        "install",
+        "--no-index",
+        "--no-build-isolation",
+        *settings,
+        *options,
+        CORE,
+        PYTHONPATH=build_tools,
+        PATH=os.pathsep.join([os.path.dirname(os.path.realpath(os.sys.executable)), os.environ["PATH"]]),
+    )
+    environment.pip("install", "--no-index", "--no-build-isolation", *options, kit)
+    add_engine(environment)
+    result = environment.run("-c", IMPORTS)
+    assert result.status == 0, result.err
+    record = assert_serves(environment)
+    assert record["core"]["version"] == "0.1.0"
+    if kind == "editable":
+        assert environment.run(
+            "-c", "import opt_core, toy_opt; print(opt_core.__file__, toy_opt.__file__)"
+        ).out.split() == [str(CORE / "opt_core" / "__init__.py"), str(kit / "toy_opt" / "__init__.py")]
+
+
+def test_kit_installs_offline_with_isolation(make_environment, tmp_path):
+    environment = make_environment("isolated")
+    environment.pip("install", "--no-index", "-e", copy_kit(tmp_path))
+    result = environment.run("-c", "import toy_opt; print(toy_opt.__file__)")
+    assert result.out.strip() == str(tmp_path / "toykit" / "toy_opt" / "__init__.py")
+    assert (environment.site / "toy_opt.pth").is_file() and (environment.site / "toy_opt.start").is_file()
