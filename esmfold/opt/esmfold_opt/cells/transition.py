@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transition: EsmFoldResidueMLP (LayerNorm, biased linear, ReLU, biased linear, residual inside), sequence and pair track."""
+from . import ENGINE, MODULE
+
+
+def bind(lever):
+    lever.pin(*ENGINE)
+    owner = lever.expect_class(MODULE, "EsmFoldResidueMLP", "forward", ("x",))
+    from opt_core import Refused, torch_glue
+    from opt_core.kernels.transition import transition
+
+    lever.expect_cells(torch_glue.stack())
+
+    def update(self, x):
+        norm, up, _, down, dropout = self.mlp
+        if self.training and dropout.p > 0:
+            raise Refused("dialect", f"dropout {dropout.p} in training")
+        return transition(x, up.weight, down.weight, norm_weight=norm.weight, norm_bias=norm.bias, up_bias=up.bias,
+                          down_bias=down.bias, residual=x, activation="relu", eps=norm.eps, tier=lever.mode)
+
+    def make(stock):
+        def forward(self, x):
+            return lever.serve(lambda: update(self, x), lambda: stock(self, x))
+        return forward
+
+    lever.patch(owner, "forward", make)
