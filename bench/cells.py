@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns measured rows into cells: bench/results/<machine>-<family>.json -> kernels/<family>/<FAMILY>_CELLS.json.
+
+    python bench/cells.py trimul [--machine xeon-amx]
+
+A measured size covers the sizes round it, up to the geometric mean with its neighbours; the largest covers up to 32 times itself: above it only the bound by products and bytes grows. A size at
+which the row is not faster than the stock op gets no cell: the stock op serves there. Exact cells come from the rows that the engine bench wrote for the
+hosted members; they carry the stack that the proof ran on. The written table is what is reviewed and edited.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = {"triattn_module": "triattn"}
+# The dimensions that tell measured rows of a family apart besides n, and how far a measured value reaches: [value/2, 2*value).
+KEYS = {"ln": "c", "transition": "cd", "trimul": "c", "triattn": "hd", "triattn_module": "c", "apb": "d"}
+FASTER = 1.05  # a row must beat the stock op by this ratio, or the noise decides
+
+
+def ranges(values: list[int], reach: int, first: int = 1) -> dict[int, tuple[int, int]]:
+    values = sorted(set(values))
+    edges = [first, *(math.ceil(math.sqrt(a * b)) for a, b in zip(values, values[1:])), values[-1] * reach]
+    return {v: (edges[i], edges[i + 1]) for i, v in enumerate(values)}
+
+
+def side_ranges(values: list[int]) -> dict[int, tuple[int, int]]:
+    return ranges(values, reach=2, first=max(1, min(values) // 2))
+
+
+def group(row: dict, family: str) -> tuple:
+    return row["tier"], row["isa"], row["dtype"], *(row["shape"][k] for k in KEYS[family])
+
+
+def cells_of(family: str, rows: list[dict], content: dict, result: str) -> list[dict]:
+    cells = []
+    for key in dict.fromkeys(group(r, family) for r in rows):
+        members = [r for r in rows if group(r, family) == key]
+        side = {k: side_ranges([r["shape"][k] for r in rows if r["tier"] == key[0]]) for k in KEYS[family]}
+        reach = ranges([r["shape"]["n"] for r in members], reach=32)
+        for n, (low, high) in reach.items():
+            same = [r for r in members if r["shape"]["n"] == n]  # directions and forms of one size
+            if min(r["ratio"] for r in same) < FASTER:
+                continue
+            slowest = min(same, key=lambda r: r["ratio"])
+            tier, isa, dtype, *values = key
+            label = "".join(f"-{k}{v}" for k, v in zip(KEYS[family], values))
+            cell = {"id": f"{family}-{tier}-{isa}-{dtype}{label}-n{n}", "tier": tier, "device": f"cpu-{isa}", "dtype": dtype,
+                    "form": slowest.get("cell_form", "*"), "n": [low, high]}
+            if family in ("ln", "transition"):
+                cell["n"] = [low * low, high * high]  # they count rows, the bench names the side of a square
+            cell |= {k: list(side[k][v]) for k, v in zip(KEYS[family], values)}
+            cell |= {"row": slowest["row"], "fallback": "stock", "us": slowest["us"], "peer_us": slowest["peers"]["torch_eager"],
+                     "err": slowest["err"], "stock_err": slowest["stock_err"],
+                     "evidence": {"date": content["date"], "machine": content["device"], "stack": f"torch-{content['stack']['torch']}",
+                                  "command": content["command"], "result": result}}
+            if tier == "exact":
+                cell["stacks"] = slowest["stacks"]
+            cells.append(cell)
+    return cells
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("family")
+    p.add_argument("--machine", default="xeon-amx")
+    args = p.parse_args()
+    cells = []
+    for name, tier in ((args.family, "fast"), ("exact", "exact")):
+        path = ROOT / f"bench/results/{args.machine}-{name}.json"
+        if not path.exists():
+            continue
+        content = json.loads(path.read_text())
+        rows = [dict(r, tier=tier) for r in content["rows"] if r["op"] == args.family]
+        if rows:
+            cells += cells_of(args.family, rows, content, str(path.relative_to(ROOT)))
+    table = ROOT / "common/opt_core/opt_core/kernels" / FOLDER.get(args.family, args.family) / f"{args.family.upper()}_CELLS.json"
+    lines = ",\n  ".join(json.dumps(c) for c in cells)
+    table.write_text(f'{{"schema": 1, "family": "{args.family}",\n "cells": [\n  {lines}\n ]}}\n')
+    print(f"{table.relative_to(ROOT)}: {len(cells)} cells")
+
+
+if __name__ == "__main__":
+    main()

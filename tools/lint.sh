@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# lint.sh BUILD_DIR  Checks that need no run: format, clang-tidy (with the compile commands of BUILD_DIR), SPDX lines, no
+# engine's name in the core, no unfinished marks. Says what it skips.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+fail=0
+sources=$(git ls-files -co --exclude-standard '*.c' '*.h' | grep -v '/golden/' || true)
+
+if command -v clang-format >/dev/null 2>&1; then
+  clang-format --dry-run -Werror $sources || { echo "[lint] run: make fmt"; fail=1; }
+else
+  echo "[lint] skipped: clang-format is not installed"
+fi
+
+if command -v clang-tidy >/dev/null 2>&1 && [ -f "$build/compile_commands.json" ]; then
+  library=$(echo "$sources" | grep -E 'common/opt_core/(src|cli)/|kernels/[a-z]+/[a-z_]+\.c$' | grep -v -E '/test_' || true)
+  echo "$library" | xargs -P "$(nproc)" -n 6 clang-tidy --quiet -p "$build" 2>/dev/null | grep -E 'warning:|error:' && fail=1 || true
+else
+  echo "[lint] skipped: clang-tidy is not installed or $build is not configured"
+fi
+
+for file in $(git ls-files -co --exclude-standard '*.c' '*.h' '*.py' '*.sh' '*.cmake' Makefile CMakeLists.txt); do
+  [ -s "$file" ] || continue
+  head -3 "$file" | grep -q "SPDX-License-Identifier: Apache-2.0" || { echo "[lint] no SPDX line: $file"; fail=1; }
+done
+
+names='\b(boltz|protenix|openfold3?|chai|esmfold|alphafold3?|rosettafold)\b'
+hits=$(git ls-files -co --exclude-standard common/opt_core | xargs grep -n -i -I -E "$names" 2>/dev/null |
+  grep -v -E '(AlphaFold [23]|algorithms? [0-9]+)' || true)
+[ -z "$hits" ] || { echo "[lint] an engine's name inside the core:"; echo "$hits" | head; fail=1; }
+
+marks=$(git ls-files -co --exclude-standard '*.c' '*.h' '*.py' '*.sh' | grep -v tools/lint.sh | xargs grep -n -E '\b(TODO|FIXME|XXX|HACK)\b' || true)
+[ -z "$marks" ] || { echo "[lint] unfinished marks:"; echo "$marks" | head; fail=1; }
+[ $fail = 0 ] && echo "[lint] clean"
+exit $fail
