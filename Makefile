@@ -17,8 +17,10 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: need-build need-test environment environment-test
+# With wheels in dist/ a machine that cannot build is not stopped here: tools/environment.sh decides.
+WHEELS := $(and $(wildcard dist/opt_core-*.whl),$(wildcard dist/esmfold_opt-*.whl))
 need-build:
-	@tools/need_debian.sh "building the C core" gcc libc6-dev pkg-config libjansson-dev libsodium-dev zlib1g-dev
+	@[ "$${OPT_CORE_FROM_WHEEL:-0}" = 1 ] || tools/need_debian.sh $(if $(WHEELS),optional:)"building the C core" gcc libc6-dev pkg-config libjansson-dev libsodium-dev zlib1g-dev
 	@if dpkg-query -W python3 >/dev/null 2>&1 && [ "$$(readlink -f "$$(command -v $${PYTHON:-python3})" | cut -d/ -f1-3)" = /usr/bin ]; then \
 	   tools/need_debian.sh "a virtual environment" python3-venv python3-dev; fi
 need-test: need-build
@@ -51,15 +53,9 @@ mutants: environment-test ## builds each member with a fault and demands that it
 bench: environment ## FAMILY=ln|transition|trimul|triattn|triattn_module|apb|engine|all: paired timings, written to bench/results
 	@$(VENV)/bin/python bench/bench.py --family $(or $(FAMILY),all) --device $(or $(DEVICE),cpu)
 
-fuzz: need-build ## every parser under libFuzzer with ASan and UBSan; SECONDS_EACH=20
+fuzz: environment-test ## every parser under libFuzzer with ASan and UBSan; SECONDS_EACH=20
 	@tools/need_debian.sh optional:"fuzzing" clang libclang-rt-14-dev
-	@if ! command -v clang >/dev/null 2>&1; then echo "[fuzz] skipped: clang is not installed"; exit 0; fi; \
-	 $(TOOLS) cmake -S $(CORE) -B $(BUILD)/fuzz -DCMAKE_C_COMPILER=clang -DOPT_CORE_TESTS=ON -DOPT_CORE_FUZZ=ON \
-	   -DOPT_CORE_SANITIZE=address,undefined >/dev/null && \
-	 $(TOOLS) cmake --build $(BUILD)/fuzz -j $(JOBS) >$(BUILD)/fuzz.log || { tail -30 $(BUILD)/fuzz.log; exit 1; }; \
-	 for f in $(BUILD)/fuzz/fuzz_*; do [ -x $$f ] && [ -f $$f ] || continue; echo "[fuzz] $$(basename $$f)"; mkdir -p $(BUILD)/corpus/$$(basename $$f); \
-	   $$f -max_total_time=$(or $(SECONDS_EACH),20) -print_final_stats=0 -verbosity=0 $(BUILD)/corpus/$$(basename $$f) >$(BUILD)/fuzz.log 2>&1 || { tail -30 $(BUILD)/fuzz.log; exit 1; }; done; \
-	 echo "[fuzz] clean"
+	@$(TOOLS) tools/fuzz.sh $(BUILD)/fuzz $(BUILD)/corpus $(or $(SECONDS_EACH),20)
 
 sanitize: environment-test ## the C tests under ASan, UBSan and LeakSanitizer
 	@$(TOOLS) cmake -S $(CORE) -B $(BUILD)/sanitize -G Ninja -DOPT_CORE_TESTS=ON -DOPT_CORE_SANITIZE=address,undefined >/dev/null
@@ -74,6 +70,7 @@ fmt: ## clang-format over the C sources
 	@if command -v clang-format >/dev/null 2>&1; then clang-format -i $(SOURCES); else echo "[fmt] skipped: clang-format is not installed"; fi
 
 lint: environment-test ## format, clang-tidy, SPDX lines, engine names in the core
+	@$(TOOLS) cmake -S $(CORE) -B $(BUILD)/c -G Ninja -DOPT_CORE_TESTS=ON -DOPT_CORE_WERROR=ON >$(BUILD)/cmake.log || { tail -30 $(BUILD)/cmake.log; exit 1; }
 	@tools/lint.sh $(BUILD)/c
 
 clean: ## removes what make made, the environment included

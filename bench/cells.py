@@ -3,9 +3,10 @@
 
     python bench/cells.py trimul [--machine xeon-amx]
 
-A measured size covers the sizes round it, up to the geometric mean with its neighbours; the largest covers up to 32 times itself: above it only the bound by products and bytes grows. A size at
-which the row is not faster than the stock op gets no cell: the stock op serves there. Exact cells come from the rows that the engine bench wrote for the
-hosted members; they carry the stack that the proof ran on. The written table is what is reviewed and edited.
+A measured size covers the sizes round it, up to the geometric mean with its neighbours; the largest covers up to 32 times itself: above it only the
+bound by products and bytes grows. A size at which the row is not faster than the stock op, or has more than 1.5 times its error, gets no cell: the stock op
+serves there. Exact cells reach as far as the proof and no further: from 1 to the largest size that tests/contract/test_exact_rows.py compares, at the
+widths that it compares, on the stack that it ran on. The written table is what is reviewed and edited.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = {"triattn_module": "triattn"}
 # The dimensions that tell measured rows of a family apart besides n, and how far a measured value reaches: [value/2, 2*value).
 KEYS = {"ln": "c", "transition": "cd", "trimul": "c", "triattn": "hd", "triattn_module": "c", "apb": "d"}
+EXACT_KEYS = {"ln": "c", "transition": "cd", "trimul": "cd", "triattn_module": "hdc"}
 FASTER = 1.05  # a row must beat the stock op by this ratio, or the noise decides
 
 
@@ -31,28 +33,37 @@ def side_ranges(values: list[int]) -> dict[int, tuple[int, int]]:
     return ranges(values, reach=2, first=max(1, min(values) // 2))
 
 
+def keys_of(row: dict, family: str) -> str:
+    return (EXACT_KEYS if row["tier"] == "exact" else KEYS)[family]
+
+
 def group(row: dict, family: str) -> tuple:
-    return row["tier"], row["isa"], row["dtype"], *(row["shape"][k] for k in KEYS[family])
+    return row["tier"], row["isa"], row["dtype"], *(row["shape"][k] for k in keys_of(row, family))
 
 
 def cells_of(family: str, rows: list[dict], content: dict, result: str) -> list[dict]:
     cells = []
     for key in dict.fromkeys(group(r, family) for r in rows):
         members = [r for r in rows if group(r, family) == key]
-        side = {k: side_ranges([r["shape"][k] for r in rows if r["tier"] == key[0]]) for k in KEYS[family]}
-        reach = ranges([r["shape"]["n"] for r in members], reach=32)
+        keys, is_exact = keys_of(members[0], family), key[0] == "exact"
+        side = {k: {v: (v, v + 1) for v in (r["shape"][k] for r in rows)} if is_exact
+                else side_ranges([r["shape"][k] for r in rows if r["tier"] == key[0]]) for k in keys}
+        reach = ranges([r["shape"]["n"] for r in members], reach=1 if is_exact else 32)
+        largest = max(reach)
+        if is_exact:
+            reach[largest] = (reach[largest][0], largest + 1)
         for n, (low, high) in reach.items():
             same = [r for r in members if r["shape"]["n"] == n]  # directions and forms of one size
-            if min(r["ratio"] for r in same) < FASTER:
+            if min(r["ratio"] for r in same) < FASTER or any(r["err"] > 1.5 * r["stock_err"] for r in same):
                 continue
             slowest = min(same, key=lambda r: r["ratio"])
             tier, isa, dtype, *values = key
-            label = "".join(f"-{k}{v}" for k, v in zip(KEYS[family], values))
+            label = "".join(f"-{k}{v}" for k, v in zip(keys, values))
             cell = {"id": f"{family}-{tier}-{isa}-{dtype}{label}-n{n}", "tier": tier, "device": f"cpu-{isa}", "dtype": dtype,
                     "form": slowest.get("cell_form", "*"), "n": [low, high]}
             if family in ("ln", "transition"):
                 cell["n"] = [low * low, high * high]  # they count rows, the bench names the side of a square
-            cell |= {k: list(side[k][v]) for k, v in zip(KEYS[family], values)}
+            cell |= {k: list(side[k][v]) for k, v in zip(keys, values)}
             cell |= {"row": slowest["row"], "fallback": "stock", "us": slowest["us"], "peer_us": slowest["peers"]["torch_eager"],
                      "err": slowest["err"], "stock_err": slowest["stock_err"],
                      "evidence": {"date": content["date"], "machine": content["device"], "stack": f"torch-{content['stack']['torch']}",

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # environment.sh VENV [test]  Makes the virtual environment: build tools, torch, transformers, opt_core and the first kit.
 # An installed torch >= 2.11 is used (the environment then sees the system's packages); otherwise torch comes from PyPI: about 2.5 GB to
-# download with its CUDA libraries, 5 GB on disk. Without network: builds from what is there, or takes wheels from dist/.
-# Each step is done once; a stamp in the environment remembers the versions that it was made for.
+# download with its CUDA libraries, 5 GB on disk. Without network, what the system's Python has is used (build tools, torch, ...).
+# Where the core cannot be built, or with OPT_CORE_FROM_WHEEL=1, dist/opt_core-*.whl and dist/esmfold_opt-*.whl are installed.
+# Each step is done once; a stamp in the environment remembers what it was made from. Docs: docs/install.md.
 set -eu
 venv=$1
 kind=${2:-run}
@@ -22,7 +23,15 @@ P
 
 if [ ! -x "$venv/bin/python" ]; then
   system=""
-  if "$python" -c 'import torch, sys; sys.exit(tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 11))' 2>/dev/null; then
+  if "$python" - <<'P'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    sys.exit(tuple(map(int, version("torch").split("+")[0].split(".")[:2])) < (2, 11))
+except PackageNotFoundError:
+    sys.exit(1)
+P
+  then
     system="--system-site-packages"
     say "using the installed torch"
   fi
@@ -48,24 +57,76 @@ for text in sys.argv[1:]:
         sys.exit(1)
 P
 }
-need() { # need "what for" requirement...
+# Lets the environment see what the system's Python has; 1 when it does already.
+see_system() {
+  grep -q '^include-system-site-packages = false' "$venv/pyvenv.cfg" || return 1
+  sed -i 's/^include-system-site-packages = false/include-system-site-packages = true/' "$venv/pyvenv.cfg"
+}
+# get "what for" requirement...: from PyPI (or what pip is configured for), else from the system's Python.
+get() {
   what=$1
   shift
   have "$@" && return 0
   say "$what: pip install $*"
   here -m pip install -q --disable-pip-version-check "$@" && return 0
-  say "no network? $what could not be installed: $*"
+  if see_system; then
+    have "$@" && { say "$what: pip could not install it; the system's Python has it"; return 0; }
+    here -m pip install -q --disable-pip-version-check "$@" 2>/dev/null && return 0 # a part from here, a part from there
+  fi
   return 1
 }
+need() {
+  get "$@" && return 0
+  shift
+  for text in "$@"; do have "$text" || missing="$missing $text"; done
+  say "no network? missing:$missing. Install these for $python, or make a wheelhouse and set PIP_NO_INDEX=1 PIP_FIND_LINKS=/its/path"
+  exit 1
+}
 
-need "build" "scikit-build-core>=1.1" "cmake>=3.18" "ninja>=1.11"
+# ---- source or wheel ---------------------------------------------------------------------------------------------------
+wheels_there() { ls "$root"/dist/opt_core-*.whl >/dev/null 2>&1 && ls "$root"/dist/esmfold_opt-*.whl >/dev/null 2>&1; }
+missing=""
+find_missing_to_compile() {
+  cc=${CC:-cc}
+  command -v "$cc" >/dev/null 2>&1 || { missing="$missing a-C-compiler"; return; }
+  command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
+  for header in jansson sodium; do
+    echo "#include <$header.h>" | "$cc" -E - >/dev/null 2>&1 || missing="$missing $header.h"
+  done
+}
+find_missing_to_build() {
+  get "build" "scikit-build-core>=1.1" "cmake>=3.18" "ninja>=1.11" && return
+  have "scikit-build-core>=1.1" || missing="$missing scikit-build-core"
+  have "cmake>=3.18" || command -v cmake >/dev/null 2>&1 || missing="$missing cmake"
+  have "ninja>=1.11" || command -v ninja >/dev/null 2>&1 || command -v make >/dev/null 2>&1 || missing="$missing ninja"
+}
+if [ "${OPT_CORE_FROM_WHEEL:-0}" = 1 ]; then
+  wheels_there || { say "OPT_CORE_FROM_WHEEL=1, but dist/ holds no opt_core-*.whl and esmfold_opt-*.whl (make wheels writes them)"; exit 1; }
+  from=wheel
+else
+  from=source
+  find_missing_to_compile
+  if [ -n "$missing" ] && wheels_there; then :; else find_missing_to_build; fi
+  if [ -n "$missing" ]; then
+    wheels_there || { say "cannot build opt_core here: missing$missing; and dist/ holds no wheels (make wheels on another machine writes them)"; exit 1; }
+    say "cannot build opt_core here: missing$missing; taking the wheels in dist/"
+    from=wheel
+  fi
+fi
+missing=""
+
 have "$torch_pin" || say "torch is not there: about 2.5 GB to download, 5 GB on disk, two to five minutes"
 need "the engine" "$torch_pin" "$engine_pin" "numpy>=1.26" "safetensors>=0.4"
 [ "$kind" = test ] && need "tests" "pytest>=8" "hypothesis>=6" "jsonschema>=4"
 
-if ls "$root"/dist/opt_core-*.whl >/dev/null 2>&1 && [ "${OPT_CORE_FROM_WHEEL:-0}" = 1 ]; then
-  say "installing opt_core and esmfold-opt from dist/"
-  here -m pip install -q --disable-pip-version-check --no-index --find-links "$root/dist" --force-reinstall --no-deps opt-core esmfold-opt
+if [ "$from" = wheel ]; then
+  stamp=$venv/.opt_core-wheel-$(cat "$root"/dist/opt_core-*.whl "$root"/dist/esmfold_opt-*.whl | sha256sum | cut -c1-64)
+  if [ ! -e "$stamp" ]; then
+    say "installing opt_core and esmfold-opt from dist/"
+    here -m pip install -q --disable-pip-version-check --no-index --find-links "$root/dist" --force-reinstall --no-deps opt-core esmfold-opt
+    rm -f "$venv"/.opt_core-*
+    : >"$stamp"
+  fi
 else
   # One stamp over everything that the compiled parts are made from: nothing is rebuilt when nothing changed.
   digest=$(cd "$root" && find common/opt_core esmfold/opt -type f \( -name '*.c' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' -o -name '*.cmake' \

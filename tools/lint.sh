@@ -14,9 +14,18 @@ else
   echo "[lint] skipped: clang-format is not installed"
 fi
 
+# One file a process: the analyzer of clang 14 carries its idea of va_list over to the next file. What clang-tidy says is kept
+# and shown when it fails, whether it found something or broke; its count of suppressed warnings in system headers is not.
 if command -v clang-tidy >/dev/null 2>&1 && [ -f "$build/compile_commands.json" ]; then
-  library=$(echo "$sources" | grep -E 'common/opt_core/(src|cli)/|kernels/[a-z]+/[a-z_]+\.c$' | grep -v -E '/test_' || true)
-  echo "$library" | xargs -P "$(nproc)" -n 6 clang-tidy --quiet -p "$build" 2>/dev/null | grep -E 'warning:|error:' && fail=1 || true
+  library=$(echo "$sources" | grep '\.c$' | grep -E 'common/opt_core/(src|cli)/|kernels/[a-z]+/[a-z_]+\.c$' | grep -v '/test_')
+  [ -n "$library" ] || { echo "[lint] no source for clang-tidy"; exit 1; }
+  log=$build/clang-tidy.log
+  if ! echo "$library" | xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p "$build" >"$log" 2>&1; then
+    echo "[lint] clang-tidy:"
+    grep -v -E '^[0-9]+ warnings? (generated|treated as errors)|^$' "$log" | head -80
+    fail=1
+  fi
+  echo "[lint] clang-tidy: $(echo "$library" | wc -l) files"
 else
   echo "[lint] skipped: clang-tidy is not installed or $build is not configured"
 fi

@@ -61,8 +61,7 @@ const struct argp cli_cells_argp = {
     .doc = "List the families with the number of their measured cells, or show the cells, one line a cell."
            "\vThe tables are the built-in ones, overlaid by the file that OPT_CORE_CELLS names."};
 
-/* ---- one cell -----------------------------------------------------------------------------------------------------
- */
+/* ---- one cell ---------------------------------------------------------------------------------------------------- */
 
 static const char *dim_letter(int dim) {
   static const char *const letters[] = {
@@ -116,8 +115,7 @@ static void print_cell(const oc_cell *cell) {
          or_empty(cell->machine));
 }
 
-/* ---- tables -------------------------------------------------------------------------------------------------------
- */
+/* ---- tables ------------------------------------------------------------------------------------------------------ */
 
 static json_t *table_value(const oc_cells *cells, int show) {
   int count = oc_cells_count(cells);

@@ -99,8 +99,7 @@ const struct argp cli_compare_argp = {
         "or is "
         "older than the files beside it, is `unfinished`. Exit status 0: equal or within tolerance; 1: anything else."};
 
-/* ---- people -------------------------------------------------------------------------------------------------------
- */
+/* ---- people ------------------------------------------------------------------------------------------------------ */
 
 static const char *verdict_colour(oc_verdict verdict) {
   return cli_colour(stdout, verdict == OC_VERDICT_EQUAL    ? "\033[32m"
@@ -146,8 +145,7 @@ static void print_result(const request *r, const oc_compare_result *result) {
          result->largest);
 }
 
-/* ---- JSON ---------------------------------------------------------------------------------------------------------
- */
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 /* Names of files may hold any byte; JSON holds UTF-8. */
 static json_t *text_value(const char *text) {
@@ -180,8 +178,7 @@ static int print_json(const request *r, const oc_compare_result *result) {
                                   cli_number(result->largest), "differences", r->list));
 }
 
-/* ---- the command --------------------------------------------------------------------------------------------------
- */
+/* ---- the command ------------------------------------------------------------------------------------------------- */
 
 static void listen(const oc_difference *difference, void *context) {
   request *r = context;

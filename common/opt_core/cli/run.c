@@ -345,8 +345,8 @@ static int run_active(const active_kit *active, char **command) {
   split_record(path, &before);
   visit_records(&before, remember);
   int status = run_plain(command);
-  /* A command that ended with 3 has refused by name itself, before it could open a record. */
-  if (status != CLI_REFUSED && !visit_records(&before, is_new)) status = refuse_absent(active, path, status);
+  /* Also where the command ended with 3: that number is a refusal of ours only where a record says so. */
+  if (!visit_records(&before, is_new)) status = refuse_absent(active, path, status);
   free(before.items);
   return status;
 }

@@ -24,6 +24,29 @@ function(opt_core_embed_cells out)
   set(${out} ${source} PARENT_SCOPE)
 endfunction()
 
+# opt_core_notice(NAME PACKAGE...): the copyright file of the first Debian package that is there goes into the wheel.
+function(opt_core_notice name)
+  foreach(package ${ARGN})
+    get_filename_component(notice /usr/share/doc/${package}/copyright REALPATH)
+    if(EXISTS ${notice})
+      install(FILES ${notice} DESTINATION opt_core/lib RENAME ${name}.notice)
+      return()
+    endif()
+  endforeach()
+  message(STATUS "opt_core: no notice of ${name} found (${ARGN}); add it before a wheel is handed on")
+endfunction()
+
+# opt_core_carry(FILE SONAME PACKAGE): the shared library goes into the wheel under its SONAME, with its notice.
+function(opt_core_carry file soname package)
+  get_filename_component(real ${file} REALPATH)
+  if(NOT EXISTS ${real} OR real MATCHES "\\.a$")
+    message(FATAL_ERROR "opt_core: ${soname} was not found for the wheel (${file})")
+  endif()
+  install(FILES ${real} DESTINATION opt_core/lib RENAME ${soname})
+  string(REGEX REPLACE "\\.so.*" "" name ${soname})
+  opt_core_notice(${name} ${package})
+endfunction()
+
 # Each kernels/<family>/members/cpu.c is compiled for every level; OC_ISA_SUFFIX names the symbols. Contraction is allowed
 # here and only here: a member is not the specification.
 function(opt_core_cpu_members out)
@@ -46,6 +69,10 @@ function(opt_core_cpu_members out)
                                  ${CMAKE_CURRENT_SOURCE_DIR}/opt_core/kernels)
       target_compile_definitions(${target} PRIVATE OC_ISA_SUFFIX=${level})
       target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${flags_${level}})
+      if(NOT OPT_CORE_MUTANT STREQUAL "") # tools/mutants.py: the members with a fault in them, built quickly
+        target_compile_definitions(${target} PRIVATE OC_MUTANT=${OPT_CORE_MUTANT})
+        target_compile_options(${target} PRIVATE -O1)
+      endif()
       if(OpenMP_C_FOUND)
         target_compile_options(${target} PRIVATE ${OpenMP_C_FLAGS})
       endif()

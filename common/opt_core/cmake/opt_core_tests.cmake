@@ -18,6 +18,8 @@ foreach(source ${test_sources})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600)
 endforeach()
+# This one makes allocations fail.
+target_link_options(test_run_alloc PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free,--wrap=fsync)
 if(OPT_CORE_FUZZ)
   file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/fuzz_*.c)
   foreach(source ${fuzz_sources})

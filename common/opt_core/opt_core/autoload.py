@@ -196,8 +196,8 @@ class _Finder:
         """Triggers that a finder in front of this one has loaded meanwhile. Moves back to the front for the next."""
         if sys.meta_path and sys.meta_path[0] is not self and finder_installed():
             # import_ iterates by index: the finders before this one shift by one, those after it stay where they are
-            sys.meta_path.remove(self)
-            sys.meta_path.insert(0, self)
+            # and one assignment, so that no other thread ever meets the list without this finder
+            sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
         for entry in registrations():
             if entry.state == "waiting" and any(_is_loaded(name) for name in entry.triggers):
                 entry.enable(late=True)

@@ -31,7 +31,8 @@ from . import _core, autoload
 
 __all__ = ["Kit", "Lever", "close_all"]
 
-_STOCK_WORDS = frozenset(("uncovered_cell", "proof"))  # the call stays stock by design: nothing was claimed
+# The call stays stock by design: nothing was claimed.
+_STOCK_WORDS = frozenset(("uncovered_cell", "proof", "off_by_user"))
 _DETAILS_MAX = 64  # different details that a lever's misses are counted by; the run has 4096 slots for all its levers
 _MORE = "more"  # the detail of the rest
 _kits = []  # activated in this process
@@ -61,7 +62,7 @@ class Kit:
         self.levers = ()
         self.levers_off = None
         self._once = _thread.allocate_lock()
-        self._disabled = False
+        self._counted = False
         self._follows_workers = False
 
     @functools.cached_property
@@ -96,11 +97,13 @@ class Kit:
         self.close(0)
         for lever in self.levers:
             lever.undo()
-        self._disabled = True
         return {lever.name: self.run.counts(lever.index) for lever in self.levers}
 
     def close(self, status):
-        """Counts what is still patched and ends the run. Returns the exit status that the process is to have."""
+        """Counts what is still patched and ends the run. Returns the exit status that the process is to have.
+
+        A second call, by hand or at exit, changes nothing and gives the same status.
+        """
         self._count_patched()
         return self.run.close(status)
 
@@ -112,6 +115,8 @@ class Kit:
         if self.mode == "off":
             return
         _core.environment_check()
+        if all(self.kit.policy(name, self.mode) == "absent" for name in self.kit.levers):
+            raise _core.Refused("mode", f"unserved:{self.mode} (no lever of {self.engine} takes part in it)")
         self.levers_off = os.environ.get("MODEL_OPT_LEVERS_OFF") or None
         _core.levers_off_check(self.kit, self.levers_off)
         is_child = _is_child()
@@ -181,6 +186,7 @@ class Kit:
                 self._lever_refused(lever, "hook", f"bind: {type(error).__name__}: {' '.join(str(error).split())}")
             else:
                 lever.row = row or ""
+                lever.stay_eager()
                 self.run.lever_active(lever.index, lever.row)
                 for what, count in lever.patched_counts().items():
                     self.run.patched(lever.index, what, count)
@@ -202,8 +208,9 @@ class Kit:
     # ---- the end of the process, and of its workers ------------------------------------------------------------------
 
     def _count_patched(self):
-        if self._disabled:
+        if self._counted:
             return
+        self._counted = True
         for lever in self.levers:
             for what, count in lever.still_patched_counts().items():
                 self.run.still_patched(lever.index, what, count)
@@ -305,6 +312,7 @@ class Lever:
     """One switchable optimization of an activated kit, as its adapter sees it.
 
     name, family  words of the kit's table ("" where it binds no family)
+    rows_off      rows of the family that MODEL_OPT_LEVERS_OFF switches off: every op takes them as `rows_off`
     mode          "exact", "fast" or "big": the tier word for the provider
     policy        "record" or "require"
     """
@@ -317,6 +325,8 @@ class Lever:
         self.policy = kit.kit.policy(name, kit.mode)
         self.row = ""
         self._kit = kit
+        rows = dict.fromkeys(member["row"] for member in _core.members(self.family)) if self.family else ()
+        self.rows_off = tuple(row for row in rows if self.row_off(row))
         self._run = kit.run
         self._call, self._claim, self._settle = kit.run.call, kit.run.claim, kit.run.settle
         self._hits = {}  # (cell_id, row, member) -> slot
@@ -421,12 +431,14 @@ class Lever:
     def serve(self, op, stock):
         """Runs op, or stock where op refuses, and keeps the books. Returns the result of the one that ran.
 
-        uncovered_cell and proof leave the call stock. Any other refusal is a fallback by name; under `require` it ends
-        the process with status 3. What else op raises is counted and passed on.
+        uncovered_cell, proof and off_by_user leave the call stock. Any other refusal is a fallback by name; under
+        `require` it ends the process with status 3. What else op raises is counted and passed on.
         """
         self._call(self.index)
         try:
             result, served = op()
+            if served is None:  # the op only stands in a graph: what it will do there cannot be counted
+                self.refuse("dialect", "a tracer watches the call")
         except _core.Refused as refusal:
             self._missed(refusal)
         except BaseException as error:
@@ -439,6 +451,17 @@ class Lever:
             self._settle(self._hit_slot(served) if slot is None else slot)
             return result
         return stock()
+
+    def stay_eager(self, _module=None):
+        """Keeps `serve` out of torch.compile, now or once that is loaded.
+
+        A graph runs Python when it is made, not when it is used, and would count nothing: a compiled engine breaks its
+        graph round each call, which is served as ever.
+        """
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        if disable is not None:
+            self.serve = disable(Lever.serve.__get__(self), reason="opt_core counts every call")
+        autoload.watch("torch._dynamo", self.stay_eager)
 
     def _missed(self, refusal):
         word, detail = refusal.word, refusal.detail
@@ -453,7 +476,7 @@ class Lever:
 
     def _hit_slot(self, served):
         cell, row, _member = served
-        slot = self._hits[served] = self._run.slot(self.index, "hit", self.family, row, cell)
+        slot = self._hits[served] = self._run.slot(self.index, "hit", self.family or self.name, row, cell)
         return slot
 
     def _miss_slot(self, kind, word, detail):
@@ -466,6 +489,6 @@ class Lever:
 
     def _open_miss_slot(self, kind, word, detail):
         if kind == "stock":
-            return self._run.slot(self.index, "stock", self.family, detail.removeprefix(self.family + ":") or "-", word)
+            return self._run.slot(self.index, "stock", self.family or self.name, detail.removeprefix(self.family + ":") or "-", word)
         reason = f"{word}:{detail}" if detail else word
-        return self._run.slot(self.index, "fallback", self.family, self.row or "-", reason)
+        return self._run.slot(self.index, "fallback", self.family or self.name, self.row or "-", reason)

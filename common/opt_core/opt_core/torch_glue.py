@@ -6,10 +6,10 @@ binds      torch's DLPack exchange table, present from torch 2.11 on. No C++ sym
 ops        opt_core::ln, ::transition, ::trimul, ::triattn, ::triattn_module, ::apb. Functional; the result is a new
            contiguous tensor with the shape of the first argument. `torch.compile(fullgraph=True)` keeps them whole
 ownership  the caller's tensors are borrowed for the call; a result belongs to the caller
-threads    any; the GIL is released while a member runs. Stream: none (CPU)
+threads    any; the GIL is released while a member runs, on at most torch.get_num_threads() threads. Stream: none (CPU)
 errors     on import: Refused pin:torch<have>!>=2.11. In a call: Refused grad (an input wants gradients while autograd
-           is
-           on), no_device (not a CPU tensor), dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError for
+           is on, or carries a forward-mode tangent), no_device (not a CPU tensor), dtype (also under CPU autocast),
+           layout, shape, dialect, uncovered_cell, proof, arch, off_by_user (a row of rows_off); ValueError for
            malformed shapes; TypeError for anything but a plain tensor
 exactness  the served row's
 source     none
@@ -21,6 +21,7 @@ import importlib
 from opt_core import Refused, _core, kernels
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 
 TORCH_FLOOR = "2.11"  # the first with torch.Tensor.__dlpack_c_exchange_api__
 
@@ -42,11 +43,22 @@ def stack():
 
 
 def refuse_grad(tensors):
-    """Refused grad when autograd is on and would have to record one of the tensors. None entries are skipped."""
+    """Refused grad when autograd would have to record one of the tensors, or to push a tangent through it.
+
+    None entries are skipped.
+    """
+    if _forward_ad._current_level >= 0:
+        _refuse_tangent(tensors)
     if torch.is_grad_enabled():
         for position, tensor in enumerate(tensors):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 raise Refused("grad", f"argument {position} requires grad; call under torch.no_grad() or detach it")
+
+
+def _refuse_tangent(tensors):
+    for position, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor) and _forward_ad.unpack_dual(tensor).tangent is not None:
+            raise Refused("grad", f"argument {position} carries a forward-mode tangent")
 
 
 def is_traced(tensor):
@@ -58,8 +70,10 @@ def is_traced(tensor):
     )
 
 
-def traced(name, out, *args, **kwargs):
+def traced(name, out, *args, rows_off=(), **kwargs):
     """The registered op, for callers that are traced. The choice is made when the graph runs, so it is None here."""
+    if rows_off:
+        raise ValueError(f"{name}: rows_off is not part of the registered op; leave it out of a traced call")
     result = getattr(torch.ops.opt_core, name).default(*args, **kwargs)
     return (result if out is None else out.copy_(result)), None
 
@@ -82,15 +96,82 @@ def _hosted(family, row):
     return importlib.import_module(f"opt_core.kernels.{folder}.members.{row}").run
 
 
-def serve(family, tier, tensors, scalars, row, y, out):
+def _refuse_context():
+    """Refused in contexts that give the framework's own op another meaning than its arguments say."""
+    if torch.is_autocast_enabled("cpu"):  # it would compute, and return, another type than the one it is given
+        word = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+        raise Refused("dtype", f"autocast cpu {word}")
+    if torch.jit.is_tracing():  # what a member writes is not recorded: the trace would hold it as a constant
+        raise Refused("dialect", "torch.jit.trace")
+
+
+def serve(family, tier, tensors, scalars, row, rows_off, y, out):
     """Serves the call into `y`; returns (result, (cell, row, member)). `out` is what the caller gave for the result."""
     refuse_grad(tensors)
-    choice = _core.serve(family, tier, tensors, scalars, row, stack() if tier == "exact" else "", True)
+    _refuse_context()
+    proof = stack() if tier == "exact" else ""
+    choice = _core.serve(family, tier, tensors, scalars, row, proof, True, rows_off, torch.get_num_threads())
     hosted = _hosted(family, choice[1])
     if hosted is None:
         return y, choice
     result = hosted(tensors, scalars)
     return (result if out is None else out.copy_(result)), choice
+
+
+# ---- the modules round an op -----------------------------------------------------------------------------------------
+
+
+class Parts:
+    """Submodules that an adapter bypasses: it reads their parameters and does not call them.
+
+        parts = Parts({"norm": torch.nn.LayerNorm, "up": torch.nn.Linear, "gate": torch.nn.Linear}, optional=("gate",))
+        norm, up, gate = parts(self)        # at every call; gate is None where the module has none
+
+    That gives the module's numbers only while each of them is what its class says. Raises Refused
+    dialect:<path>: <what> for a submodule of another type (a wrapper, a parametrization, a fine-tune's adapter), with
+    hooks round its forward, with a forward of its own, with a class whose forward was replaced since, or with
+    parameters that are no plain ones.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, kinds, optional=()):
+        self._parts = tuple((name, kind, kind.forward, name in optional) for name, kind in kinds.items())
+
+    def __call__(self, owner):
+        if _modules._global_forward_hooks or _modules._global_forward_pre_hooks:
+            raise Refused("dialect", "hooks round every module's forward")
+        children = owner._modules
+        found = []
+        for name, kind, forward, optional in self._parts:
+            module = children.get(name)
+            if type(module) is kind:
+                what = _strange(module.__dict__, kind, forward)
+            elif module is None and optional and owner.__dict__.get(name) is None:
+                what = None
+            else:
+                what = f"{type(module).__name__}, not {kind.__name__}"
+            if what is not None:
+                raise Refused("dialect", f"{type(owner).__name__}.{name}: {what}")
+            found.append(module)
+        return found
+
+
+_modules = torch.nn.modules.module
+
+
+def _strange(state, kind, forward):
+    """Why the module with this __dict__ may compute something else than its class, or None."""
+    if state["_forward_hooks"] or state["_forward_pre_hooks"]:
+        return "hooks round its forward"
+    if "forward" in state:
+        return "a forward of its own"
+    if kind.forward is not forward:
+        return "its class's forward was replaced"
+    for parameter in state["_parameters"].values():
+        if parameter is not None and type(parameter) is not torch.nn.Parameter:
+            return f"a parameter is a {type(parameter).__name__}"
+    return None
 
 
 # ---- registration --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import ROOT, SEQUENCES, clean_environment, fold, run_python
 
-LEVERS = {"triattn", "trimul", "transition", "ln"}
+LEVERS = {"triattn", "trimul", "transition", "ln", "dropout", "allocator"}
 
 
 def words(run, kind):
@@ -55,13 +55,16 @@ def test_manifest_validates_against_the_published_schema(runs, mode):
     assert manifest["state"] == "finished" and manifest["engine"] == "esmfold"
 
 
-def test_fast_serves_every_call(runs):
+def test_fast_serves_what_the_table_covers(runs):
     manifest = runs("fast").manifest
     for lever in manifest["levers"]:
         assert lever["state"] == "served", lever
         counts = lever["counts"]
-        # two blocks, three sequences; each block has two triangle operations of a kind and two transitions
-        assert counts["calls"] == counts["hits"] == {"ln": 6}.get(lever["name"], 12)
+        # two blocks, three sequences; each block has two triangle operations of a kind, two transitions and four dropouts
+        assert counts["calls"] == {"ln": 6, "dropout": 24, "allocator": 3}.get(lever["name"], 12) and counts["fallbacks"] == 0
+        # the sequence track's transition is left to the stock op where no row is measured to be faster
+        assert counts["hits"] + counts["stock"] == counts["calls"]
+        assert counts["stock"] in ((0, 6) if lever["name"] == "transition" else (0,)), lever
 
 
 def test_exact_says_which_levers_could_engage(runs):
@@ -119,5 +122,49 @@ def test_each_lever_alone(tmp_path, runs):
         assert run.status == 0, run.stderr
         states = {entry["name"]: entry["state"] for entry in run.manifest["levers"]}
         assert states == {name: "served" if name == lever else "off" for name in LEVERS}
+        ours = run.tensors("ubiquitin")["s_z"]
         error = lambda t: np.sqrt(np.mean((t - truth) ** 2))
-        assert error(run.tensors("ubiquitin")["s_z"]) <= 1.5 * error(stock)
+        assert error(ours) <= 1.5 * error(stock)
+        assert np.array_equal(ours, stock) == (lever in ("dropout", "allocator"))  # these two change no bit
+
+
+PEPTIDE = ">peptide\nMKTAYIAKQRQISFVKSHFSRQLEERLGLIE\n"
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_peptide_alone(tmp_path, mode):
+    """31 residues: what has no measured cell stays stock by name, and the run is a good one."""
+    (tmp_path / "peptide.fasta").write_text(PEPTIDE)
+    outputs = {}
+    for word in (None, mode):
+        out = tmp_path / str(word)
+        out.mkdir()
+        run = run_python([ROOT / "examples/fold.py", tmp_path / "peptide.fasta", "--out", out, "--blocks", "2"], out, ESMFOLD_OPT=word)
+        assert run.status == 0, run.stderr
+        outputs[word] = run.tensors("peptide")
+    assert run.manifest["state"] == "finished" and {lever["name"] for lever in run.manifest["levers"]} == LEVERS
+    for key, value in outputs[None].items():
+        if mode == "exact":
+            assert value.tobytes() == outputs[mode][key].tobytes(), key
+    assert np.isfinite(outputs[mode]["s_z"]).all()
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_exact_serves_a_sequence_alone(tmp_path, runs, name):
+    run = fold(tmp_path, "--blocks", "2", sequences=[name], ESMFOLD_OPT="exact")
+    assert run.status == 0, run.stderr
+    assert run.manifest["state"] == "finished"
+    for key, value in runs("stock").tensors(name).items():
+        assert value.tobytes() == run.tensors(name)[key].tobytes(), key
+
+
+def test_a_row_switched_off_leaves_its_calls_stock(tmp_path, runs):
+    run = fold(tmp_path, "--blocks", "2", sequences=["gfp"], ESMFOLD_OPT="fast", MODEL_OPT_LEVERS_OFF="transition:cpu")
+    assert run.status == 0, run.stderr
+    levers = {lever["name"]: lever for lever in run.manifest["levers"]}
+    counts = levers["transition"]["counts"]
+    assert (counts["calls"], counts["stock"], counts["hits"], counts["fallbacks"]) == (4, 4, 0, 0)
+    assert levers["transition"]["state"] == "off" and levers["transition"]["reason"].startswith("off_by_user"), levers["transition"]
+    assert any("transition:cpu:off_by_user=2" in line for line in run.lines), run.stderr
+    trimul = levers["trimul"]
+    assert trimul["state"] == "served" and trimul["counts"]["hits"] == trimul["counts"]["calls"] == 4

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the kit refuses and how its accounting fails closed, with the exit statuses of the specification."""
+import json
+
 from conftest import fold, run_python
 
 IMPORT = "import transformers.models.esm.modeling_esmfold"
@@ -32,7 +34,7 @@ def test_unknown_variable(tmp_path):
 def test_a_lever_that_serves_nothing_closes_the_run(tmp_path):
     run = run_python(["-c", IMPORT], tmp_path, ESMFOLD_OPT="fast")
     assert run.status == 4
-    assert sum(line.startswith("[opt_core] ACCOUNTING ") for line in run.lines) == 4, run.stderr
+    assert sum(line.startswith("[opt_core] ACCOUNTING ") for line in run.lines) == 6, run.stderr
     assert run.manifest["state"] == "closed"
 
 
@@ -49,18 +51,20 @@ def test_the_engine_keeps_its_own_status(tmp_path):
 
 
 BLOCK = """
+import sys
 import torch
+N = int(sys.argv[1])
 from transformers.models.esm.configuration_esm import TrunkConfig
 from transformers.models.esm.modeling_esmfold import EsmFoldTriangularSelfAttentionBlock
 torch.manual_seed(0)
 block = EsmFoldTriangularSelfAttentionBlock(TrunkConfig(num_blocks=1)).eval()
-s, z, mask = torch.randn(1, 9, 1024), torch.randn(1, 9, 9, 128), torch.ones(1, 9)
+s, z, mask = torch.randn(1, N, 1024), torch.randn(1, N, N, 128), torch.ones(1, N)
 """
 
 
 def test_gradients_stay_with_the_stock_op_and_are_counted(tmp_path):
     program = BLOCK + "out = block(s, z, mask=mask)[1]\nout.sum().backward()\nassert block.mlp_pair.mlp[1].weight.grad is not None\n"
-    run = run_python(["-c", program + "with torch.no_grad(): block(s, z, mask=mask)\n"], tmp_path, ESMFOLD_OPT="exact")
+    run = run_python(["-c", program + "with torch.no_grad(): block(s, z, mask=mask)\n", 178], tmp_path, ESMFOLD_OPT="exact")
     if not any(lever["state"] == "served" for lever in run.manifest["levers"]):
         assert all(lever["reason"].startswith(("proof", "uncovered_cell")) for lever in run.manifest["levers"])
         return
@@ -69,13 +73,160 @@ def test_gradients_stay_with_the_stock_op_and_are_counted(tmp_path):
 
 
 def test_gradients_under_require_end_the_run(tmp_path):
-    run = run_python(["-c", BLOCK + "block(s, z, mask=mask)"], tmp_path, ESMFOLD_OPT="fast")
+    run = run_python(["-c", BLOCK + "block(s, z, mask=mask)", 9], tmp_path, ESMFOLD_OPT="fast")
     assert run.status == 3
     assert any("NOT ACTIVE" in line and "grad" in line for line in run.lines), run.stderr
 
 
 def test_a_call_outside_the_table_is_stock_and_counted(tmp_path):
-    """float64 has no cell: the call stays stock, and a lever that then has served nothing closes the run."""
-    run = run_python(["-c", BLOCK + "with torch.no_grad(): block.double()(s.double(), z.double(), mask=mask.double())"], tmp_path, ESMFOLD_OPT="fast")
-    assert run.status == 4, run.stderr
+    """float64 has no cell: each call stays stock, and a required lever that could serve none of its calls is refused."""
+    run = run_python(["-c", BLOCK + "with torch.no_grad(): block.double()(s.double(), z.double(), mask=mask.double())", 9], tmp_path, ESMFOLD_OPT="fast")
+    assert run.status == 3, run.stderr
     assert "UNCOVERED_CELL:trimul:" in run.stderr
+    assert any(line.startswith("[opt_core] NOT ACTIVE: trimul: uncovered_cell:") for line in run.lines), run.stderr
+
+
+SERVING = """
+import copy, json, sys
+import torch
+from transformers.models.esm.configuration_esm import TrunkConfig
+from transformers.models.esm.modeling_esmfold import EsmFoldTriangularSelfAttentionBlock
+torch.manual_seed(0)
+torch.set_grad_enabled(False)
+block = EsmFoldTriangularSelfAttentionBlock(TrunkConfig(num_blocks=1)).eval()
+for p in block.parameters():
+    p.normal_(0, 0.05)
+s, z, mask = torch.randn(1, 178, 1024), torch.randn(1, 178, 178, 128), torch.ones(1, 178)  # exact rows serve all of it
+tri = torch.ones(1, 178, 178)
+kit = sys.modules["esmfold_opt"].kit()
+index = {lever.name: lever.index for lever in kit.levers}
+counts = lambda name: kit.run.counts(index[name])
+
+def against_stock(lever, module, *arguments, **more):
+    # the same bits as the stock method, counted as a fallback
+    expected = type(module).forward.__wrapped__(module, *arguments, **more)
+    before = counts(lever)
+    got = module(*arguments, **more)
+    after = counts(lever)
+    same = got.dtype == expected.dtype and got.shape == expected.shape and torch.equal(got, expected)
+    return [same, *(after[word] - before[word] for word in ("calls", "fallbacks"))]
+
+class LowRank(torch.nn.Module):
+    # keeps the layer's weight in reach and adds to its result
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.add = base, torch.nn.Linear(base.in_features, base.out_features)
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+    def forward(self, x):
+        return self.base(x) + self.add(x)
+
+double = lambda module, arguments, result: result * 2
+"""
+
+CHANGES = """
+changes = {
+    "hook": ("trimul", "tri_mul_out", lambda m: m.linear_z.register_forward_hook(double)),
+    "low rank": ("trimul", "tri_mul_in", lambda m: setattr(m, "linear_z", LowRank(m.linear_z))),
+    "parametrization": ("triattn", "tri_att_end", lambda m: torch.nn.utils.parametrizations.weight_norm(m.mha.linear_q)),
+    "container": ("triattn", "tri_att_start", lambda m: m.mha.register_forward_hook(double)),
+    "own forward": ("transition", "mlp_pair", lambda m: setattr(m.mlp[3], "forward", lambda x: x[..., :128])),
+    "another layer": ("transition", "mlp_pair", lambda m: m.mlp.__setitem__(2, torch.nn.SiLU())),
+    "one more layer": ("transition", "mlp_pair", lambda m: m.mlp.append(torch.nn.SiLU())),
+}
+result = {}
+for name, (lever, path, change) in changes.items():
+    module = copy.deepcopy(getattr(block, path))
+    arguments = (z,) if lever == "transition" else (z, tri)
+    module(*arguments)
+    plain = against_stock(lever, module, *arguments)[1:]
+    change(module)
+    result[name] = [plain, against_stock(lever, module, *arguments)]
+print(json.dumps(result))
+"""
+
+REFUSED = """
+result = {"chunks": against_stock("triattn", block.tri_att_end, z, tri, chunk_size=64)}
+result["unbatched trimul"] = against_stock("trimul", block.tri_mul_out, z[0], tri[0])
+result["unbatched triattn"] = against_stock("triattn", block.tri_att_end, z[0], tri[0])
+result["broadcast mask"] = against_stock("triattn", block.tri_att_start, z, tri[0])
+with torch.autocast("cpu", torch.bfloat16):
+    result["autocast"] = against_stock("trimul", block.tri_mul_out, z, tri)
+block.tri_mul_out(z, tri), block.tri_att_start(z, tri), block.mlp_pair(z), block.pair_to_sequence(z)
+print(json.dumps(result))
+"""
+
+
+def exact_levers(run):
+    """Levers with exact rows on this processor; the others refused at bind, and there is nothing to see of them."""
+    return {lever["name"] for lever in run.manifest["levers"] if lever["state"] != "refused" or lever["counts"]["calls"]}
+
+
+LEVER_OF = {"hook": "trimul", "low rank": "trimul", "parametrization": "triattn", "container": "triattn", "own forward": "transition",
+            "another layer": "transition", "one more layer": "transition"}
+
+
+def test_a_changed_submodule_is_not_read_past(tmp_path):
+    """The stock result of the changed engine comes out, and the record says why."""
+    run = run_python(["-c", SERVING + CHANGES], tmp_path, ESMFOLD_OPT="exact")
+    assert run.status == 0, run.stderr
+    result, have = json.loads(run.stdout), exact_levers(run)
+    assert result.keys() == LEVER_OF.keys()
+    for name, (plain, changed) in result.items():
+        if LEVER_OF[name] in have:
+            assert (plain, changed) == ([1, 0], [True, 1, 1]), name
+    assert have or not run.manifest["levers"][0]["counts"]["calls"]
+    if "trimul" in have:
+        text = run.stderr.replace("%20", " ")
+        assert "linear_z: hooks round its forward" in text and "linear_z: LowRank, not EsmFoldLinear" in text
+
+
+def test_a_changed_submodule_ends_a_required_run(tmp_path):
+    program = SERVING + "block.pair_to_sequence.layernorm.register_forward_hook(double)\nblock.pair_to_sequence(z)"
+    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
+    assert run.status == 3
+    assert any("NOT ACTIVE: ln: dialect:EsmFoldPairToSequence.layernorm: hooks round" in line for line in run.lines), run.stderr
+
+
+def test_what_the_stock_op_takes_and_the_row_does_not(tmp_path):
+    """Unbatched input, a mask that broadcasts, autocast, and chunks where bits are promised: stock's own result."""
+    run = run_python(["-c", SERVING + REFUSED], tmp_path, ESMFOLD_OPT="exact")
+    assert run.status == 0, run.stderr
+    result, have = json.loads(run.stdout), exact_levers(run)
+    assert len(result) == 5
+    for name, (same, calls, fallbacks) in result.items():
+        lever = "trimul" if "trimul" in name or name == "autocast" else "triattn"
+        if lever in have:
+            assert (same, calls, fallbacks) == (True, 1, 1), name
+    text = run.stderr.replace("%20", " ")
+    for lever, what in (("trimul", "dtype:autocast cpu bfloat16"), ("trimul", "shape:rank 3"), ("triattn", "dialect:chunk_size")):
+        assert lever not in have or what in text, run.stderr
+
+
+def test_chunks_are_served_under_fast(tmp_path):
+    program = SERVING + """
+block.tri_att_end(z, tri, chunk_size=64)
+print(json.dumps(counts("triattn")))
+block.tri_mul_out(z, tri), block.mlp_pair(z), block.pair_to_sequence(z)
+"""
+    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
+    assert run.status == 0, run.stderr
+    assert json.loads(run.stdout)["hits"] == 1
+
+
+def test_a_compiled_block_is_served_and_counted(tmp_path):
+    program = SERVING + """
+s, z, mask = s[:, :76], z[:, :76, :76], mask[:, :76]
+eager = block(s, z, mask=mask)
+before = counts("trimul")
+compiled = torch.compile(block, backend="aot_eager")
+for _ in range(3):
+    for a, b in zip(compiled(s, z, mask=mask), eager):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), (a - b).abs().max()
+print(json.dumps([before, counts("trimul"), counts("triattn"), counts("ln")]))
+"""
+    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
+    assert run.status == 0, run.stderr
+    before, *after = json.loads(run.stdout)
+    assert before["hits"] == 2
+    assert [(c["calls"], c["hits"]) for c in after] == [(8, 8), (8, 8), (4, 4)]

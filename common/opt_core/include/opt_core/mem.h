@@ -6,9 +6,10 @@
  *
  * units      bytes
  * ownership  the library owns the memory; the borrower may use it from acquire to release, from any thread. Contents
- * are undefined on acquire. Every successful acquire needs exactly one release threads    safe from any thread; never
- * waits fork       a child does not inherit a loan: what its parent had lent stays out of use in the child errors
- * NO_MEM with the bytes asked for
+ *            are undefined on acquire. Every successful acquire needs exactly one release
+ * threads    safe from any thread; never waits
+ * fork       a child does not inherit a loan: what its parent had lent stays out of use in the child
+ * errors     NO_MEM with the bytes asked for
  */
 #ifndef OPT_CORE_MEM_H
 #define OPT_CORE_MEM_H
@@ -34,6 +35,12 @@ OC_API void oc_scratch_release(oc_scratch *scratch);
 OC_API size_t oc_scratch_trim(void);
 /* Size of the kept buffer: what a record counts as held between calls. */
 OC_API size_t oc_scratch_kept_bytes(void);
+
+/* Process-wide: blocks of up to `bytes` come from the heap of malloc and stay there when they are freed, for the next
+ * block of their size; without it glibc maps and unmaps every block above its threshold, and each new one pays for page
+ * faults. Larger blocks are mapped as before. At most twice `bytes` of free memory are kept at the heap's end.
+ * REFUSED not_built:mallopt where the C library has no such setting; BAD_ARG for 0 or more than INT_MAX bytes. */
+OC_API oc_status oc_malloc_keep(size_t bytes, oc_err *err);
 
 #ifdef __cplusplus
 }

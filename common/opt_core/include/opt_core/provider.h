@@ -17,19 +17,19 @@ extern "C" {
 #endif
 
 /* X(identifier, word, folder under kernels/) */
-#define OC_FAMILY_LIST(X)                       \
-  X(LN, "ln", "ln")                             \
-  X(TRIMUL, "trimul", "trimul")                 \
-  X(TRIATTN, "triattn", "triattn")              \
-  X(TRIATTN_MODULE, "triattn_module", "triattn") \
-  X(TRANSITION, "transition", "transition")     \
+#define OC_FAMILY_LIST(X)                                                                                              \
+  X(LN, "ln", "ln")                                                                                                    \
+  X(TRIMUL, "trimul", "trimul")                                                                                        \
+  X(TRIATTN, "triattn", "triattn")                                                                                     \
+  X(TRIATTN_MODULE, "triattn_module", "triattn")                                                                       \
+  X(TRANSITION, "transition", "transition")                                                                            \
   X(APB, "apb", "apb")
 
 typedef enum oc_family {
 #define X(id, word, folder) OC_FAMILY_##id,
   OC_FAMILY_LIST(X)
 #undef X
-  OC_FAMILY_COUNT
+      OC_FAMILY_COUNT
 } oc_family;
 
 OC_API const char *oc_family_word(oc_family family);
@@ -50,24 +50,24 @@ enum {
 
 /* How one call runs. Zero-initialise. */
 typedef struct oc_exec {
-  void *workspace;         /* owned by the caller, at least oc_member_workspace bytes, 64-byte aligned */
+  void *workspace; /* owned by the caller, at least oc_member_workspace bytes, 64-byte aligned */
   size_t workspace_bytes;
-  int threads;             /* 0: oc_cpu_threads() */
-  void *stream;            /* unused by CPU members */
+  int threads;  /* 0: oc_cpu_threads(); a forked process runs 1 */
+  void *stream; /* unused by CPU members */
 } oc_exec;
 
 typedef struct oc_member {
-  const char *row, *name;  /* "cpu", "cpu_avx512" */
+  const char *row, *name; /* "cpu", "cpu_avx512" */
   oc_family family;
-  const char *device;      /* "cpu" */
-  oc_isa isa;              /* lowest level that can run it */
-  unsigned flags;          /* OC_MEMBER_* */
-  size_t (*workspace)(const void *call, int threads);          /* bytes; NULL: none */
+  const char *device;                                                   /* "cpu" */
+  oc_isa isa;                                                           /* lowest level that can run it */
+  unsigned flags;                                                       /* OC_MEMBER_* */
+  size_t (*workspace)(const void *call, int threads);                   /* bytes; NULL: none */
   oc_status (*run)(const void *call, const oc_exec *exec, oc_err *err); /* NULL: a hosted member, see below */
 } oc_member;
 
-/* A hosted member runs in the host framework (kernels/<family>/members/<row>.py), because its products are the framework's
- * own. */
+/* A hosted member runs in the host framework (kernels/<family>/members/<row>.py), because its products are the
+ * framework's own. */
 
 /* All members of a family in the order of its members.inc. Static storage. */
 OC_API const oc_member *oc_family_members(oc_family family, int *count);
@@ -86,18 +86,18 @@ typedef enum oc_dim {
 #define X(id, letter) OC_DIM_##id,
   OC_DIM_LIST(X)
 #undef X
-  OC_DIM_COUNT
+      OC_DIM_COUNT
 } oc_dim;
 
 /* What selection may look at, and nothing else. */
 typedef struct oc_class {
   oc_family family;
   oc_tier tier;
-  char device[24];            /* "cpu-avx512", "sm_90a" */
-  oc_dtype dtype;             /* of the main input */
-  char form[48];              /* words of the dialect joined by '+', sorted, e.g. "biased+mask+outgoing" */
-  int64_t dim[OC_DIM_COUNT];  /* 0 where the letter does not apply */
-  char stack[96];             /* what exact proofs are keyed by, e.g. "torch-2.11.0+intel+avx512"; "" outside exact */
+  char device[24];           /* "cpu-avx512", "sm_90a" */
+  oc_dtype dtype;            /* of the main input */
+  char form[48];             /* words of the dialect joined by '+', sorted, e.g. "biased+mask+outgoing" */
+  int64_t dim[OC_DIM_COUNT]; /* 0 where the letter does not apply */
+  char stack[96];            /* what exact proofs are keyed by, e.g. "torch-2.11.0+intel+avx512"; "" outside exact */
 } oc_class;
 
 /* `family.tier.device.dtype.form.n<=256.c=128...`, stable text without spaces or ':' for records; N is bucketed to the
@@ -108,8 +108,8 @@ typedef struct oc_cells oc_cells; /* an immutable, checked table */
 
 /* The table compiled in for a family. Built once, thread-safe. REFUSED cells:<why> if it breaks its schema. */
 OC_API oc_status oc_cells_builtin(oc_family family, const oc_cells **out, oc_err *err);
-/* Parses a table (schema: docs/cells.md). Unknown keys, overlaps within a tier, a row without a member, a number without
- * evidence are REFUSED cells:<where>. Caller frees. */
+/* Parses a table (schema: docs/cells.md). Unknown keys, overlaps within a tier, a row without a member, a number
+ * without evidence are REFUSED cells:<where>. Caller frees. */
 OC_API oc_status oc_cells_parse(const char *json, size_t json_bytes, oc_cells **out, oc_err *err);
 OC_API void oc_cells_free(oc_cells *cells);
 /* The table in force: the builtin one overlaid by the file that OPT_CORE_CELLS names (read once a process). */
@@ -119,14 +119,14 @@ OC_API const char *oc_cells_overlay_digest(void);
 OC_API int oc_cells_count(const oc_cells *cells);
 
 typedef struct oc_cell {
-  const char *id;             /* unique within the table */
+  const char *id; /* unique within the table */
   oc_tier tier;
   const char *device, *row, *fallback, *form; /* form "*": any */
   oc_dtype dtype;
   int64_t low[OC_DIM_COUNT], high[OC_DIM_COUNT]; /* half-open ranges; [0, INT64_MAX) where the table names no range */
-  double us, peer_us, err, stock_err; /* measured; peer_us is the stock op's time in the same run */
+  double us, peer_us, err, stock_err;            /* measured; peer_us is the stock op's time in the same run */
   const char *date, *machine, *stack, *command, *result; /* evidence; result is the file under bench/results */
-  const char *const *stacks;  /* exact: proven stacks, NULL-terminated; NULL elsewhere */
+  const char *const *stacks;                             /* exact: proven stacks, NULL-terminated; NULL elsewhere */
 } oc_cell;
 
 OC_API const oc_cell *oc_cells_at(const oc_cells *cells, int index);
@@ -137,8 +137,8 @@ typedef struct oc_choice {
 } oc_choice;
 
 /* Pure: the same arguments give the same answer. No clock, environment or device query.
- * REFUSED uncovered_cell:<family>:<class> when no cell covers the class; proof:<row>:<stack> when only exact cells proven
- * on other stacks do; arch:<device> when the row has no member for the device. */
+ * REFUSED uncovered_cell:<family>:<class> when no cell covers the class; proof:<row>:<stack> when only exact cells
+ * proven on other stacks do; arch:<device> when the row has no member for the device. */
 OC_API oc_status oc_select(const oc_cells *cells, const oc_class *cls, oc_choice *out, oc_err *err);
 
 #ifdef __cplusplus

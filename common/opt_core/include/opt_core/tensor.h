@@ -10,14 +10,14 @@ extern "C" {
 #endif
 
 /* X(identifier, word, bytes). Masks may have any of these; arithmetic tensors are F32, BF16, F16 or F64. */
-#define OC_DTYPE_LIST(X) \
-  X(F32, "f32", 4)       \
-  X(BF16, "bf16", 2)     \
-  X(F16, "f16", 2)       \
-  X(F64, "f64", 8)       \
-  X(BOOL, "bool", 1)     \
-  X(U8, "u8", 1)         \
-  X(I32, "i32", 4)       \
+#define OC_DTYPE_LIST(X)                                                                                               \
+  X(F32, "f32", 4)                                                                                                     \
+  X(BF16, "bf16", 2)                                                                                                   \
+  X(F16, "f16", 2)                                                                                                     \
+  X(F64, "f64", 8)                                                                                                     \
+  X(BOOL, "bool", 1)                                                                                                   \
+  X(U8, "u8", 1)                                                                                                       \
+  X(I32, "i32", 4)                                                                                                     \
   X(I64, "i64", 8)
 
 typedef enum oc_dtype {
@@ -25,7 +25,7 @@ typedef enum oc_dtype {
 #define X(id, word, bytes) OC_##id,
   OC_DTYPE_LIST(X)
 #undef X
-  OC_DTYPE_COUNT
+      OC_DTYPE_COUNT
 } oc_dtype;
 
 OC_API const char *oc_dtype_word(oc_dtype dtype);
@@ -34,7 +34,8 @@ OC_API size_t oc_dtype_bytes(oc_dtype dtype);
 #define OC_MAX_RANK 6
 
 /* A tensor somewhere in memory. `data` NULL with dtype OC_DTYPE_NONE is an absent operand.
- * shape and stride count elements, 64-bit; a stride may be 0 (broadcast) or negative in an input, never in an output. */
+ * shape and stride count elements, 64-bit; a stride may be 0 (broadcast) or negative in an input, never in an output.
+ */
 typedef struct oc_view {
   void *data;
   oc_dtype dtype;

@@ -15,14 +15,31 @@ PyObject *oc__py_call_fields(PyObject *module, PyObject *args) {
   return oc__family_argument(module, args, &family) == 0 ? oc__call_fields(family) : NULL;
 }
 
+/* 1, or 0 with a Python error set. The texts belong to the tuple's strings. */
+static int take_rows_off(PyObject *rows, oc__request *request) {
+  const Py_ssize_t count = rows ? PyTuple_Size(rows) : 0;
+  if (count > OC__ROWS_OFF_MAX) {
+    PyErr_Format(PyExc_ValueError, "rows_off: %zd rows, at most %d", count, OC__ROWS_OFF_MAX);
+    return 0;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    request->rows_off[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(rows, i), NULL);
+    if (!request->rows_off[i]) return 0;
+  }
+  return 1;
+}
+
 PyObject *oc__py_serve(PyObject *module, PyObject *args, PyObject *keywords) {
-  static char *names[] = {"family", "tier", "tensors", "scalars", "row", "stack", "hosted", NULL};
+  static char *names[] = {"family", "tier",   "tensors",  "scalars", "row",
+                          "stack",  "hosted", "rows_off", "threads", NULL};
   const oc__state *state = oc__state_of(module);
   const char *family, *tier;
-  PyObject *tensors, *scalars;
+  PyObject *tensors, *scalars, *rows_off = NULL;
   oc__request request = {.row = NULL, .stack = ""};
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "ssO!O!|zsp:serve", names, &family, &tier, &PyTuple_Type, &tensors,
-                                   &PyTuple_Type, &scalars, &request.row, &request.stack, &request.takes_hosted)) {
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "ssO!O!|zspO!i:serve", names, &family, &tier, &PyTuple_Type,
+                                   &tensors, &PyTuple_Type, &scalars, &request.row, &request.stack,
+                                   &request.takes_hosted, &PyTuple_Type, &rows_off, &request.threads) ||
+      !take_rows_off(rows_off, &request)) {
     return NULL;
   }
   oc_err err = {0};
@@ -42,15 +59,26 @@ PyObject *oc__py_trimul_gate_planes(PyObject *module, PyObject *args) {
   static const char *const where[] = {"gate", "proj", "mask", "out"};
   const oc__state *state = oc__state_of(module);
   PyObject *object[4];
-  if (!PyArg_ParseTuple(args, "OOOO:trimul_gate_planes", &object[0], &object[1], &object[2], &object[3])) return NULL;
+  int threads = 0;
+  if (!PyArg_ParseTuple(args, "OOOO|i:trimul_gate_planes", &object[0], &object[1], &object[2], &object[3], &threads)) {
+    return NULL;
+  }
   oc_err err = {0};
   oc_view view[4];
   for (int i = 0; i < 4; ++i) {
     if (oc__tensor_view(&state->torch, object[i], where[i], &view[i], &err) != OC_OK) return oc__raise(state, &err);
   }
   oc_status status;
-  NO_GIL(status = oc_trimul_gate_planes(&view[0], &view[1], &view[2], &view[3], oc_cpu_threads(), &err));
+  NO_GIL(status = oc_trimul_gate_planes(&view[0], &view[1], &view[2], &view[3], oc__threads_granted(threads), &err));
   return oc__none_or_raise(state, status, &err);
+}
+
+PyObject *oc__py_malloc_keep(PyObject *module, PyObject *bytes) {
+  const size_t wanted = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) return NULL;
+  oc_err err = {0};
+  if (oc_malloc_keep(wanted, &err) != OC_OK) return oc__raise(oc__state_of(module), &err);
+  return Py_BuildValue("");
 }
 
 PyObject *oc__py_scratch_trim(PyObject *module, PyObject *ignored) {

@@ -449,16 +449,29 @@ static oc_status choose(const oc__request *request, oc_class *cls, oc_choice *ch
   return oc_select(cells, cls, choice, err);
 }
 
+static oc_status refuse_row_off(const oc__request *request, const char *row, oc_err *err) {
+  for (const char *const *off = request->rows_off; *off; ++off) {
+    if (strcmp(*off, row) == 0) return OC_REFUSE(err, OFF_BY_USER, "%s", row);
+  }
+  return OC_OK;
+}
+
+int oc__threads_granted(int wanted) {
+  const int most = oc_cpu_threads();
+  return wanted > 0 && wanted < most ? wanted : most;
+}
+
 oc_status oc__call_serve(const oc__request *request, const oc__call *call, oc_choice *choice, oc_err *err) {
   const struct family_entry *entry = &families[request->family];
   oc_class cls = {0};
   OC_TRY(entry->classify(call, request->tier, &cls, err));
   OC_TRY(choose(request, &cls, choice, err));
+  OC_TRY(refuse_row_off(request, choice->member->row, err));
   if (!choice->member->run) { /* hosted: the caller runs it, or did not know that it might have to */
     if (request->takes_hosted) return OC_OK;
     return OC_REFUSE(err, NOT_BUILT, "%s runs in the host framework", choice->member->name);
   }
-  oc_exec exec = {.threads = oc_cpu_threads()};
+  oc_exec exec = {.threads = oc__threads_granted(request->threads)};
   oc_scratch scratch;
   OC_TRY(oc_scratch_acquire(oc_member_workspace(choice->member, call, exec.threads), &scratch, err));
   exec.workspace = scratch.data;

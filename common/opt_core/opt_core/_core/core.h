@@ -107,7 +107,7 @@ oc__py_function oc__py_exit_status_guard;
 /* ---- call.c -------------------------------------------------------------------------------------------------- */
 
 oc__py_function oc__py_bind_torch, oc__py_call_fields, oc__py_trimul_gate_planes;
-oc__py_function oc__py_scratch_trim, oc__py_scratch_kept_bytes;
+oc__py_function oc__py_malloc_keep, oc__py_scratch_trim, oc__py_scratch_kept_bytes;
 oc__py_keyword_function oc__py_serve, oc__py_compare;
 
 /* ---- convert.c ----------------------------------------------------------------------------------------------- */
@@ -135,15 +135,22 @@ oc_status oc__call_pack(const oc__torch *torch, oc_family family, PyObject *tens
 /* Names of the fields in that order, as ((views...), (scalars...)). */
 PyObject *oc__call_fields(oc_family family);
 
+enum { OC__ROWS_OFF_MAX = 31 }; /* no family has so many rows */
+
 typedef struct oc__request {
   oc_family family;
   oc_tier tier;
   const char *row;   /* NULL: chosen by the table in force */
   const char *stack; /* "" unless exact proofs are asked for */
   int takes_hosted;  /* 1: a hosted member is chosen and left to the caller to run */
+  int threads;       /* wanted; 0: as many as oc_cpu_threads grants, which is also the most that a call gets */
+  const char *rows_off[OC__ROWS_OFF_MAX + 1]; /* switched off by the user, NULL-terminated; borrowed from the caller */
 } oc__request;
 
-/* Chooses and runs, without Python: called with the GIL released. */
+/* Chooses and runs, without Python: called with the GIL released. Refused off_by_user when the choice is switched off.
+ */
 oc_status oc__call_serve(const oc__request *request, const oc__call *call, oc_choice *choice, oc_err *err);
+/* What a call gets that wants so many threads (0: no wish). */
+int oc__threads_granted(int wanted);
 
 #endif

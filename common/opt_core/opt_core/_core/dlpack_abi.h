@@ -2,7 +2,8 @@
 /* The part of the DLPack 1.x binary interface that the extension reads: the table that a framework publishes in a
  * capsule named "dlpack_exchange_api", and the tensor description that it fills. Declared here so that building needs
  * no framework. Only the first fields that are used are declared; the table may be longer. Check version.major before
- * anything else. source: https://dmlc.github.io/dlpack/latest/c_api.html
+ * anything else.
+ * source: https://dmlc.github.io/dlpack/latest/c_api.html
  */
 #ifndef OPT_CORE_DLPACK_ABI_H
 #define OPT_CORE_DLPACK_ABI_H

@@ -140,9 +140,14 @@ static PyMethodDef functions[] = {
     {"call_fields", oc__py_call_fields, METH_VARARGS,
      "call_fields(family) -> ((views...), (scalars...)), the order serve takes"},
     {"serve", KEYWORDS(oc__py_serve), METH_VARARGS | METH_KEYWORDS,
-     "serve(family, tier, tensors, scalars, row=None, stack='', hosted=False) -> (cell, row, member); the GIL is "
-     "released. hosted: a member flagged hosted is named and left to the caller to run; else it is Refused not_built"},
-    {"trimul_gate_planes", oc__py_trimul_gate_planes, METH_VARARGS, "trimul_gate_planes(gate, proj, mask | None, out)"},
+     "serve(family, tier, tensors, scalars, row=None, stack='', hosted=False, rows_off=(), threads=0) -> (cell, row, "
+     "member); the GIL is released. hosted: a member flagged hosted is named and left to the caller to run; else it is "
+     "Refused not_built. rows_off: a row of these is Refused off_by_user once chosen. threads: fewer than "
+     "cpu_threads()"},
+    {"trimul_gate_planes", oc__py_trimul_gate_planes, METH_VARARGS,
+     "trimul_gate_planes(gate, proj, mask | None, out, threads=0)"},
+    {"malloc_keep", oc__py_malloc_keep, METH_O,
+     "malloc_keep(bytes): freed blocks of up to that size stay in the process"},
     {"scratch_trim", oc__py_scratch_trim, METH_NOARGS, "scratch_trim() -> bytes freed"},
     {"scratch_kept_bytes", oc__py_scratch_kept_bytes, METH_NOARGS, "scratch_kept_bytes() -> bytes held between calls"},
     {"compare", KEYWORDS(oc__py_compare), METH_VARARGS | METH_KEYWORDS,

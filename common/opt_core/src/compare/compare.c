@@ -58,10 +58,13 @@ typedef struct pairing {
   const oc__tree *a, *b;
 } pairing;
 
-/* A file that a rule leaves out as a whole is not even missed. */
+int oc__rules_ignore(const oc__compare *compare, const char *file) {
+  return oc__rules_find(compare->rules, compare->tolerance, file, "file").kind == OC__CLASS_IGNORE;
+}
+
 static int is_ignored(const pairing *p, const char *path) {
   if (p->ignore_record && oc__tree_is_record(path)) return 1;
-  return oc__rules_find(p->compare.rules, p->compare.tolerance, path, "file").kind == OC__CLASS_IGNORE;
+  return oc__rules_ignore(&p->compare, path);
 }
 
 static oc_status lone_file(pairing *p, const char *path, oc_verdict verdict, oc_err *err) {
@@ -136,6 +139,7 @@ static oc_status open_and_compare(pairing *p, const char *path_a, const char *pa
     p->b = &b;
     if (a.is_file) p->ignore_record = 0; /* a record that is named outright is meant */
     status = compare_trees(p, err);
+    p->a = p->b = NULL;
     oc__tree_close(&b);
   }
   oc__tree_close(&a);

@@ -44,6 +44,9 @@ typedef struct oc__compare {
   const char *file; /* the pair in hand, for rules and reports */
 } oc__compare;
 
+/* A file that a rule leaves out as a whole: it is not even missed, and its age does not matter. */
+int oc__rules_ignore(const oc__compare *compare, const char *file);
+
 typedef struct oc__field {
   char *name;  /* what rules match */
   char *where; /* locator of the pair reported; NULL: the name */
@@ -89,11 +92,13 @@ void oc__fields_close(const oc__compare *compare, oc__fields *fields, int report
 /* ---- arrays of numbers ------------------------------------------------------------------------------------------ */
 
 /* X(identifier, word, bytes) */
-#define OC__ELEMENT_LIST(X)                                                                                            \
-  X(F64, "f64", 8)                                                                                                     \
-  X(F32, "f32", 4) X(F16, "f16", 2) X(BF16, "bf16", 2) X(I64, "i64", 8) X(I32, "i32", 4) X(I16, "i16", 2)              \
-      X(I8, "i8", 1) X(U64, "u64", 8) X(U32, "u32", 4) X(U16, "u16", 2) X(U8, "u8", 1) X(BOOL, "bool", 1)              \
-          X(RAW, "raw", 0) /* anything else: equal or not, byte by byte */
+/* clang-format off */
+#define OC__ELEMENT_LIST(X) \
+  X(F64, "f64", 8) X(F32, "f32", 4) X(F16, "f16", 2) X(BF16, "bf16", 2) \
+  X(I64, "i64", 8) X(I32, "i32", 4) X(I16, "i16", 2) X(I8, "i8", 1) \
+  X(U64, "u64", 8) X(U32, "u32", 4) X(U16, "u16", 2) X(U8, "u8", 1) X(BOOL, "bool", 1) \
+  X(RAW, "raw", 0) /* anything else: equal or not, byte by byte */
+/* clang-format on */
 
 typedef enum oc__element {
 #define X(id, word, bytes) OC__ELEMENT_##id,
@@ -125,10 +130,11 @@ oc_status oc__array_compare(const oc__compare *compare, const char *name, const 
 /* ---- formats ---------------------------------------------------------------------------------------------------- */
 
 /* X(identifier, word) */
-#define OC__FORMAT_LIST(X)                                                                                             \
-  X(BYTES, "bytes")                                                                                                    \
-  X(TEXT, "text") X(JSON, "json") X(NPY, "npy") X(NPZ, "npz") X(SAFETENSORS, "safetensors") X(PDB, "pdb")              \
-      X(CIF, "cif")
+/* clang-format off */
+#define OC__FORMAT_LIST(X) \
+  X(BYTES, "bytes") X(TEXT, "text") X(JSON, "json") X(NPY, "npy") X(NPZ, "npz") \
+  X(SAFETENSORS, "safetensors") X(PDB, "pdb") X(CIF, "cif")
+/* clang-format on */
 
 typedef enum oc__format {
 #define X(id, word) OC__FORMAT_##id,

@@ -57,7 +57,12 @@ int oc__field_pair(oc__field *field, double a, double b, double difference, int 
   return 1;
 }
 
-static int same_double(double a, double b) { return memcmp(&a, &b, sizeof a) == 0; }
+static int same_double(double a, double b) {
+  uint64_t bits_a, bits_b;
+  memcpy(&bits_a, &a, sizeof a);
+  memcpy(&bits_b, &b, sizeof b);
+  return bits_a == bits_b;
+}
 
 int oc__field_number(oc__field *field, double a, double b) {
   return oc__field_pair(field, a, b, fabs(a - b), same_double(a, b));
@@ -125,13 +130,12 @@ int oc__field_literal(oc__field *field, oc__slice a, oc__slice b) {
 oc_status oc__field_locate(oc__field *field, oc_err *err, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  va_list again;
-  va_copy(again, arguments);
   int bytes = vsnprintf(NULL, 0, format, arguments);
   va_end(arguments);
   char *text = bytes < 0 ? NULL : malloc((size_t)bytes + 1);
-  if (text) vsnprintf(text, (size_t)bytes + 1, format, again);
-  va_end(again);
+  va_start(arguments, format);
+  if (text) vsnprintf(text, (size_t)bytes + 1, format, arguments);
+  va_end(arguments);
   if (!text) return OC_FAIL(err, NO_MEM, 0, "locator in field %s", field->name);
   free(field->where);
   field->where = text;
@@ -212,7 +216,10 @@ oc_status oc__fields_find(const oc__compare *compare, oc__fields *fields, const 
 
 void oc__fields_close(const oc__compare *compare, oc__fields *fields, int report) {
   for (size_t i = 0; i < fields->count; i++) {
-    if (report) oc__field_close(compare, &fields->items[i]);
+    if (report) {
+      oc__field_close(compare, &fields->items[i]);
+      continue;
+    }
     free(fields->items[i].name);
     free(fields->items[i].where);
   }

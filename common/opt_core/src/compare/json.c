@@ -50,7 +50,7 @@ static size_t replace_bare(oc__slice text, char *out, size_t *words) {
     p = *p == '"' ? string_end(p, end) : p + (word < 0 ? 1 : strlen(bare_words[word].word));
     const char *source = word < 0 ? from : bare_words[word].text;
     size_t bytes = word < 0 ? (size_t)(p - from) : strlen(source);
-    if (out) memcpy(out + used, source, bytes);
+    if (out) memcpy(out + used, source, bytes); /* counted text. NOLINT(bugprone-not-null-terminated-result) */
     used += bytes;
     *words += word >= 0;
   }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _DEFAULT_SOURCE /* fts */
+#define _GNU_SOURCE /* fts, strptime, timegm */
 #define _FILE_OFFSET_BITS 64
 #include "compare/tree.h"
 
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 /* Files are often copied after a run; clocks of file systems are coarse. */
 #define SLACK_NS ((int64_t)2000000000)
@@ -120,58 +121,78 @@ static oc_status report(const oc__compare *compare, const char *file, const char
   return oc__field_report(&here, "state", where, OC_VERDICT_UNFINISHED, err);
 }
 
-static const char *state_word(oc__slice bytes, json_t **root) {
-  *root = bytes.bytes > RECORD_BYTES_MAX ? NULL : json_loadb(bytes.data, bytes.bytes, 0, NULL);
-  const char *state = json_string_value(json_object_get(*root, "state"));
-  return state ? state : "none that can be read";
+/* A run record, and what it says of the files that it covers: those in its folder and below. */
+typedef struct record {
+  const oc__tree_file *file;
+  int64_t started_ns; /* INT64_MIN: unknown, or the run did not end, which is reported by itself */
+} record;
+
+typedef struct records {
+  record *items;
+  size_t count;
+} records;
+
+static int64_t time_of(const char *utc) {
+  struct tm parts = {0};
+  const char *rest = utc ? strptime(utc, "%Y-%m-%dT%H:%M:%SZ", &parts) : NULL;
+  return rest && !*rest ? (int64_t)timegm(&parts) * 1000000000 : INT64_MIN;
 }
 
-static oc_status check_state(const oc__compare *compare, const oc__tree *tree, const oc__tree_file *record,
-                             const char *side, oc_err *err) {
-  char *path = oc__tree_join(tree, record->path);
+static oc_status check_state(const oc__compare *compare, record *found, json_t *root, const char *side, oc_err *err) {
+  const char *state = json_string_value(json_object_get(root, "state"));
+  if (!state) return report(compare, found->file->path, side, "none that can be read", err);
+  int ended = strcmp(state, "finished") == 0 || strcmp(state, "refused") == 0 || strcmp(state, "closed") == 0;
+  if (!ended) return report(compare, found->file->path, side, state, err);
+  found->started_ns = time_of(json_string_value(json_object_get(root, "started")));
+  return OC_OK;
+}
+
+static oc_status read_record(const oc__compare *compare, const oc__tree *tree, record *found, const char *side,
+                             oc_err *err) {
+  char *path = oc__tree_join(tree, found->file->path);
   if (!path) return OC_FAIL(err, NO_MEM, 0, "path of a record");
   oc__slice bytes;
   oc_status status = oc__map_open(path, &bytes, err);
   free(path);
   if (status != OC_OK) return status;
-  json_t *root;
-  const char *state = state_word(bytes, &root);
-  int ended = strcmp(state, "finished") == 0 || strcmp(state, "refused") == 0 || strcmp(state, "closed") == 0;
-  if (!ended) status = report(compare, record->path, side, state, err);
+  json_t *root = bytes.bytes > RECORD_BYTES_MAX ? NULL : json_loadb(bytes.data, bytes.bytes, 0, NULL);
+  status = check_state(compare, found, root, side, err);
   json_decref(root);
   oc__map_close(&bytes);
   return status;
 }
 
-/* The folder of a record, its '/' included; 0 bytes for the root. */
-static size_t folder_bytes(const char *path) { return strlen(path) - strlen(last_part(path)); }
-
-typedef struct records {
-  const oc__tree_file **items;
-  size_t count;
-} records;
-
 static oc_status find_records(const oc__tree *tree, records *out, oc_err *err) {
   *out = (records){0};
-  for (size_t i = 0; i < tree->count; i++) out->count += oc__tree_is_record(tree->files[i].path) != 0;
-  if (!out->count) return OC_OK;
-  out->items = malloc(out->count * sizeof *out->items);
-  if (!out->items) return OC_FAIL(err, NO_MEM, 0, "%zu records", out->count);
-  size_t used = 0;
+  size_t count = 0;
+  for (size_t i = 0; i < tree->count; i++) count += oc__tree_is_record(tree->files[i].path) != 0;
+  if (!count) return OC_OK;
+  out->items = malloc(count * sizeof *out->items);
+  if (!out->items) return OC_FAIL(err, NO_MEM, 0, "%zu records", count);
   for (size_t i = 0; i < tree->count; i++)
-    if (oc__tree_is_record(tree->files[i].path)) out->items[used++] = &tree->files[i];
+    if (oc__tree_is_record(tree->files[i].path)) out->items[out->count++] = (record){&tree->files[i], INT64_MIN};
   return OC_OK;
 }
 
-/* Time of the newest record in the nearest folder above the file that has one; INT64_MAX when none has. */
-static int64_t record_time(const records *all, const char *path) {
-  int64_t time = INT64_MAX;
+/* The folder of a record, its '/' included; 0 bytes for the root. */
+static size_t folder_bytes(const char *path) { return strlen(path) - strlen(last_part(path)); }
+
+/* When the runs of the nearest folder with a record at or above the file began and were written down last. Several
+ * processes of a run leave a record each: the first start and the last writing count. */
+typedef struct span {
+  int64_t start_ns, end_ns; /* INT64_MIN, INT64_MAX: nothing is known, every time fits */
+} span;
+
+static span covering(const records *all, const char *path) {
+  span time = {INT64_MIN, INT64_MAX};
   size_t nearest = 0;
   for (size_t i = 0; i < all->count; i++) {
-    const oc__tree_file *record = all->items[i];
-    size_t bytes = folder_bytes(record->path);
-    if (bytes < nearest || strncmp(path, record->path, bytes) != 0) continue;
-    if (time == INT64_MAX || bytes > nearest || record->time_ns > time) time = record->time_ns;
+    const record *r = &all->items[i];
+    size_t bytes = folder_bytes(r->file->path);
+    if (bytes < nearest || strncmp(path, r->file->path, bytes) != 0) continue;
+    int is_first = time.end_ns == INT64_MAX || bytes > nearest;
+    if (is_first || r->started_ns < time.start_ns) time.start_ns = r->started_ns;
+    if (is_first || r->file->time_ns > time.end_ns) time.end_ns = r->file->time_ns;
     nearest = bytes;
   }
   return time;
@@ -179,17 +200,21 @@ static int64_t record_time(const records *all, const char *path) {
 
 static oc_status check_age(const oc__compare *compare, const records *all, const oc__tree_file *file, const char *side,
                            oc_err *err) {
-  int64_t time = record_time(all, file->path);
-  if (time == INT64_MAX || file->time_ns <= time || file->time_ns - time <= SLACK_NS) return OC_OK;
-  return report(compare, file->path, side, "changed after the record was written", err);
+  span time = covering(all, file->path);
+  if (time.end_ns != INT64_MAX && file->time_ns > time.end_ns && file->time_ns - time.end_ns > SLACK_NS)
+    return report(compare, file->path, side, "changed after the record was written", err);
+  if (time.start_ns != INT64_MIN && file->time_ns < time.start_ns && time.start_ns - file->time_ns > SLACK_NS)
+    return report(compare, file->path, side, "older than the run of the record", err);
+  return OC_OK;
 }
 
 static oc_status check_all(const oc__compare *compare, const oc__tree *tree, const records *all, const char *side,
                            oc_err *err) {
+  for (size_t i = 0; i < all->count; i++) OC_TRY(read_record(compare, tree, &all->items[i], side, err));
   for (size_t i = 0; i < tree->count; i++) {
     const oc__tree_file *file = &tree->files[i];
-    OC_TRY(oc__tree_is_record(file->path) ? check_state(compare, tree, file, side, err)
-                                          : check_age(compare, all, file, side, err));
+    if (!oc__tree_is_record(file->path) && !oc__rules_ignore(compare, file->path))
+      OC_TRY(check_age(compare, all, file, side, err));
   }
   return OC_OK;
 }

@@ -25,8 +25,8 @@ char *oc__tree_join(const oc__tree *tree, const char *path);
 
 /* opt_manifest.json, opt_manifest.<pid>.json, opt_manifest.rank<r>.json */
 int oc__tree_is_record(const char *path);
-/* Reports `unfinished` where a record says "running", or the newest record of a folder is older than a file it covers.
- * side: "a" or "b". */
+/* Reports `unfinished` where a record says "running", or a file that the records of a folder cover is younger than the
+ * newest of them or older than the start of the run that they tell of. side: "a" or "b". */
 oc_status oc__tree_check_records(const oc__compare *compare, const oc__tree *tree, const char *side, oc_err *err);
 
 #endif

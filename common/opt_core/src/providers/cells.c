@@ -215,14 +215,13 @@ static oc_status take_key(json_t *object, const place *at, oc_cell *cell, oc_err
   return OC_OK;
 }
 
-/* A fallback is the stock op or another row of the family. */
+/* What serves when the row refuses is the stock op: a second row would need a measured cell of its own. */
 static oc_status take_rows(json_t *object, oc_family family, const place *at, oc_cell *cell, oc_err *err) {
   OC_TRY(take_text(object, "row", at, &cell->row, err));
   OC_TRY(take_text(object, "fallback", at, &cell->fallback, err));
   if (!oc__family_has_row(family, cell->row)) return REFUSE_CELL(err, at, "row %.40s has no member", cell->row);
-  int is_row = strcmp(cell->fallback, "stock") == 0 ||
-               (oc__family_has_row(family, cell->fallback) && strcmp(cell->fallback, cell->row) != 0);
-  return is_row ? OC_OK : REFUSE_CELL(err, at, "fallback %.40s is neither stock nor another row", cell->fallback);
+  return strcmp(cell->fallback, "stock") == 0 ? OC_OK
+                                              : REFUSE_CELL(err, at, "fallback %.40s is not stock", cell->fallback);
 }
 
 static oc_status take_numbers(json_t *object, const place *at, oc_cell *cell, oc_err *err) {

@@ -57,7 +57,7 @@
 
 #define OC_MEMBER(row, name, device, isa, flags)                                                                       \
   IF_BUILT_##isa({#row, #name, FAMILY, device, OC_ISA_##isa, flags, WORKSPACE_OF(name), RUN_OF(name)}, )
-#define OC_MEMBER_HOSTED(row, name, device, isa, flags) \
+#define OC_MEMBER_HOSTED(row, name, device, isa, flags)                                                                \
   IF_BUILT_##isa({#row, #name, FAMILY, device, OC_ISA_##isa, flags, NULL, NULL}, )
 #define RUN_OF(name) JOIN(JOIN(oc__, SYMBOLS, _), name, )
 #define WORKSPACE_OF(name) JOIN(JOIN(oc__, SYMBOLS, _), name, _workspace)

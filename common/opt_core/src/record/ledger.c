@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger of calls. Counting is one relaxed atomic add; a slot is found once, under the lock, and then a number. */
+/* The ledger of calls. Counting takes no lock; a slot is found once, under the lock, and then a number. */
 #define _GNU_SOURCE
 #include "record/run.h"
 
@@ -69,10 +69,34 @@ oc_status oc_run_slot(oc_run *run, int lever, oc_slot_kind kind, const char *fam
   return status;
 }
 
-static void count(atomic_llong *counter) { atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+/* Release, so that who reads a claim or a settlement reads the call before it too (oc_run_counts). */
+static void count(atomic_llong *counter) { atomic_fetch_add_explicit(counter, 1, memory_order_release); }
+
+static int is_home(const oc_run *run) { return pthread_equal(pthread_self(), run->home); }
+
+static void add_at_home(oc__run_lever *lever, long long by) { /* one writer: no atomic add */
+  long long open = atomic_load_explicit(&lever->open_at_home, memory_order_relaxed);
+  atomic_store_explicit(&lever->open_at_home, open + by, memory_order_relaxed);
+}
+
+/* A thread that calls levers of several runs by turns is counted more than once; that only widens a bound. */
+static void meet_thread(oc_run *run) {
+  static _Thread_local int met; /* serial of the run that this thread called last */
+  if (met == run->serial) return;
+  met = run->serial;
+  count(&run->other_threads);
+}
 
 void oc_run_call(oc_run *run, int lever) {
-  count(lever >= 0 && lever < run->kit->lever_count ? &run->lever[lever].calls : &run->misuse);
+  if (lever < 0 || lever >= run->kit->lever_count) {
+    count(&run->misuse);
+    return;
+  }
+  if (is_home(run))
+    add_at_home(&run->lever[lever], 1);
+  else
+    meet_thread(run); /* before its call is counted: the bound must never be behind the calls */
+  count(&run->lever[lever].calls);
 }
 
 void oc_run_claim(oc_run *run, int lever) {
@@ -82,21 +106,26 @@ void oc_run_claim(oc_run *run, int lever) {
 void oc_run_settle(oc_run *run, int slot) {
   int known = slot >= 0 && slot < atomic_load_explicit(&run->slot_count, memory_order_acquire);
   count(known ? &run->slot[slot].count : &run->misuse);
+  if (known && is_home(run)) add_at_home(&run->lever[run->slot[slot].lever], -1);
   /* The parent of a worker that was forked learns here, and only here, that its lever served: workers often end by
    * _exit. */
   if (run->is_forked && known && run->slot[slot].kind == OC_SLOT_HIT && run->served_in_child)
     atomic_store_explicit(&run->served_in_child[run->slot[slot].lever], 1, memory_order_relaxed);
 }
 
+int64_t oc__ledger_calls(const oc_run *run, int lever) {
+  return atomic_load_explicit(&run->lever[lever].calls, memory_order_acquire);
+}
+
 oc_lever_counts oc_run_counts(const oc_run *run, int lever) {
   oc_lever_counts counts = {0, 0, 0, 0, 0};
   if (!run || lever < 0 || lever >= run->kit->lever_count) return counts;
-  counts.calls = atomic_load_explicit(&run->lever[lever].calls, memory_order_relaxed);
-  counts.claims = atomic_load_explicit(&run->lever[lever].claims, memory_order_relaxed);
+  /* The end of a call is read before its beginning: what other threads count meanwhile makes calls in flight, never
+   * ends without a call. */
   int slots = atomic_load_explicit(&run->slot_count, memory_order_acquire);
   for (int i = 0; i < slots; i++) {
     if (run->slot[i].lever != lever) continue;
-    int64_t settled = atomic_load_explicit(&run->slot[i].count, memory_order_relaxed);
+    int64_t settled = atomic_load_explicit(&run->slot[i].count, memory_order_acquire);
     switch (run->slot[i].kind) {
     case OC_SLOT_HIT:
       counts.hits += settled;
@@ -109,7 +138,41 @@ oc_lever_counts oc_run_counts(const oc_run *run, int lever) {
       break;
     }
   }
+  counts.claims = atomic_load_explicit(&run->lever[lever].claims, memory_order_acquire);
+  counts.calls = oc__ledger_calls(run, lever);
   return counts;
+}
+
+/* A thread other than the one that closes may be inside a call, or was ended there with the interpreter, so the threads
+ * that the process has at the moment say nothing. What keeps a wrapper that loses calls from passing as calls in
+ * flight: the thread that closes is inside no call, so the home thread must have settled all of its own when it is the
+ * one that closes; and a lever does not call itself, so a thread has one call of a lever open at most. That bounds the
+ * calls that were counted before the settled ones were read; others began and ended meanwhile. */
+int64_t oc__ledger_in_flight(const oc_run *run, int lever, int64_t calls_before, oc_lever_counts c) {
+  int64_t open = c.calls - c.hits - c.fallbacks - c.stock, claimed = c.claims - c.hits - c.fallbacks;
+  int64_t left_open = calls_before - c.hits - c.fallbacks - c.stock;
+  int64_t most = atomic_load_explicit(&run->other_threads, memory_order_acquire) + !is_home(run);
+  if (open < 1 || left_open > most || claimed < 0 || claimed > open) return 0;
+  if (is_home(run) && atomic_load_explicit(&run->lever[lever].open_at_home, memory_order_relaxed)) return 0;
+  return open;
+}
+
+/* A slot of a row that the user switched off comes before all others: it is why the lever had nothing to serve with. */
+const oc__slot *oc__ledger_most_stock(const oc_run *run, int lever) {
+  const char *off = oc_reason_word(OC_REASON_OFF_BY_USER);
+  const oc__slot *most = NULL;
+  int64_t most_count = 0;
+  int slots = atomic_load_explicit(&run->slot_count, memory_order_acquire);
+  for (int i = 0; i < slots; i++) {
+    const oc__slot *slot = &run->slot[i];
+    int64_t settled = atomic_load_explicit(&slot->count, memory_order_relaxed);
+    if (slot->lever != lever || slot->kind != OC_SLOT_STOCK || settled == 0) continue;
+    if (strcmp(slot->detail, off) == 0) return slot;
+    if (settled <= most_count) continue;
+    most = slot;
+    most_count = settled;
+  }
+  return most;
 }
 
 void oc__ledger_census(const oc_run *run, oc__census *census) {
@@ -127,7 +190,10 @@ void oc__ledger_reset(oc_run *run) {
   for (int i = 0; i < OC__KIT_LEVERS_MAX; i++) {
     atomic_store_explicit(&run->lever[i].calls, 0, memory_order_relaxed);
     atomic_store_explicit(&run->lever[i].claims, 0, memory_order_relaxed);
+    atomic_store_explicit(&run->lever[i].open_at_home, 0, memory_order_relaxed);
   }
+  run->home = pthread_self();
+  atomic_store_explicit(&run->other_threads, 0, memory_order_relaxed);
   atomic_store_explicit(&run->misuse, 0, memory_order_relaxed);
 }
 

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 enum { SCHEMA = 1, ATTEMPTS = 100, MANIFEST_MAX = 64 << 20 };
+enum { NAME_ROOM = NAME_MAX - 128 }; /* the rest is for .rank<r>.<host>.<pid>.<n>.json */
 
 /* ---- its name ---- */
 
@@ -53,7 +54,7 @@ static oc_status split_path(oc__where *where, const char *text, oc_err *err) {
     oc__file_directory(text, directory, sizeof directory);
     file = slash ? slash + 1 : text;
   }
-  size_t room = NAME_MAX - 64; /* for .rank<r>.<pid>.<n>.json */
+  size_t room = NAME_ROOM;
   if (strlen(file) > room)
     return OC_FAIL(err, BAD_ARG, 0, "manifest name of %zu bytes, the limit is %zu", strlen(file), room);
   if (!make_absolute(directory, where->directory) || strlen(where->directory) > PATH_MAX - NAME_MAX - 2)
@@ -65,28 +66,34 @@ static oc_status split_path(oc__where *where, const char *text, oc_err *err) {
   return OC_OK;
 }
 
-static oc_status read_rank(int *rank, oc_err *err) {
-  const char *own = getenv("OPT_CORE_RANK"), *text = own && own[0] ? own : getenv("RANK");
-  *rank = -1;
-  if (!text || !text[0]) return OC_OK;
+/* -1 when text is no rank. */
+static int parse_rank(const char *text) {
   size_t digits = strspn(text, "0123456789");
-  if (digits > 0 && digits <= 9 && !text[digits]) {
-    *rank = atoi(text);
-    return OC_OK;
+  return digits > 0 && digits <= 9 && !text[digits] ? atoi(text) : -1;
+}
+
+static oc_status read_rank(int *rank, oc_err *err) {
+  static const char *const others[] = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+  const char *own = getenv("OPT_CORE_RANK");
+  *rank = own && own[0] ? parse_rank(own) : -1;
+  if (own && own[0] && *rank < 0) return OC_REFUSE(err, ENVIRONMENT, "OPT_CORE_RANK=%.40s (accepted: <n>)", own);
+  for (int i = 0; i < 4 && *rank < 0; i++) {
+    const char *text = getenv(others[i]); /* belongs to others and may mean anything */
+    if (text) *rank = parse_rank(text);
   }
-  if (text != own) return OC_OK; /* RANK belongs to others and may mean anything */
-  return OC_REFUSE(err, ENVIRONMENT, "OPT_CORE_RANK=%.40s (accepted: <n>)", text);
+  return OC_OK;
 }
 
 /* The name of the attempt. snprintf only: it runs in forked children too. */
 void oc__where_name(oc__where *where, int is_child, pid_t pid) {
-  char name[NAME_MAX + 1], rank[24] = "";
+  char name[NAME_MAX + 1], rank[24] = "", host[OC__HOST_MAX + 1] = "";
   if (where->rank >= 0) snprintf(rank, sizeof rank, ".rank%d", where->rank);
-  int room = NAME_MAX - 64; /* split_path checked the stem; the compiler cannot see it */
+  if (where->has_host) snprintf(host, sizeof host, ".%s", where->host);
+  int room = NAME_ROOM; /* split_path checked the stem; the compiler cannot see it */
   if (where->attempt > 1)
-    snprintf(name, sizeof name, "%.*s%s.%ld.%d.json", room, where->stem, rank, (long)pid, where->attempt);
+    snprintf(name, sizeof name, "%.*s%s%s.%ld.%d.json", room, where->stem, rank, host, (long)pid, where->attempt);
   else if (where->attempt == 1)
-    snprintf(name, sizeof name, "%.*s%s.%ld.json", room, where->stem, rank, (long)pid);
+    snprintf(name, sizeof name, "%.*s%s%s.%ld.json", room, where->stem, rank, host, (long)pid);
   else if (is_child)
     snprintf(name, sizeof name, "%.*s.%ld.json", room, where->stem, (long)pid);
   else if (rank[0])
@@ -98,9 +105,27 @@ void oc__where_name(oc__where *where, int is_child, pid_t pid) {
   snprintf(where->path, sizeof where->path, "%.*s%s%s", PATH_MAX - NAME_MAX - 2, where->directory, slash, name);
 }
 
+static void host_name(char out[256]) {
+  if (gethostname(out, 255) != 0) out[0] = '\0';
+  out[255] = '\0';
+}
+
+/* The host as a part of a file's name, where '.' ends a part. */
+static void host_part(char out[OC__HOST_MAX]) {
+  static const char kept[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+  char host[256];
+  host_name(host);
+  size_t i = 0;
+  for (; i < OC__HOST_MAX - 1 && host[i]; i++) out[i] = strchr(kept, host[i]) ? host[i] : '-';
+  out[i] = '\0';
+  if (i == 0) memcpy(out, "-", 2);
+}
+
 oc_status oc__where_init(oc__where *where, const char *text, int is_child, pid_t pid, oc_err *err) {
   OC_TRY(split_path(where, text && text[0] ? text : "opt_manifest.json", err));
   OC_TRY(read_rank(&where->rank, err));
+  host_part(where->host);
+  where->has_host = 0;
   where->attempt = 0;
   oc__where_name(where, is_child, pid);
   return OC_OK;
@@ -130,37 +155,42 @@ int64_t oc__process_start_ticks(pid_t pid) {
   return strtoll(at, NULL, 10);
 }
 
-static void host_name(char out[256]) {
-  if (gethostname(out, 255) != 0) out[0] = '\0';
-  out[255] = '\0';
+typedef enum holder { NOBODY, SOMEBODY, ANOTHER_HOST } holder;
+
+/* Who holds the file that says `running`. A run on another host cannot be asked whether it lives: it counts as alive.
+ */
+static holder holder_of_running(const oc_run *run, const json_t *process) {
+  char host[256];
+  const char *at = json_string_value(json_object_get(process, "host"));
+  int64_t pid = json_integer_value(json_object_get(process, "pid"));
+  int64_t ticks = json_integer_value(json_object_get(process, "start_ticks"));
+  int64_t serial = json_integer_value(json_object_get(process, "serial"));
+  host_name(host);
+  int is_here = at && strcmp(at, host) == 0;
+  /* A host may change its name under a run: the file that this run wrote stays its own. */
+  int is_own = pid == run->process.pid && serial == run->serial && (is_here || run->where.is_ours);
+  if (!at || is_own) return NOBODY;
+  if (!is_here) return ANOTHER_HOST;
+  return pid > 0 && pid <= INT_MAX && oc__process_start_ticks((pid_t)pid) == ticks ? SOMEBODY : NOBODY;
 }
 
-/* Is the file the record of a run that is alive, and not this one? A file that is no manifest is held too: it belongs
- * to someone. A run on another host cannot be asked; its file counts as left behind. */
-static int is_held(const oc_run *run, const char *path) {
-  char *bytes, host[256];
+/* Who holds the file at path: a run that may be alive and is not this one. A file that is no manifest is held too: it
+ * belongs to someone. */
+static holder find_holder(const oc_run *run, const char *path) {
+  char *bytes;
   size_t count;
   /* What cannot be read is left alone, unless this run wrote it: a passing failure must not leave two records of one
    * run. */
   if (oc__file_read(path, MANIFEST_MAX, &bytes, &count, NULL) != OC_OK)
-    return !run->where.is_ours && access(path, F_OK) == 0;
+    return !run->where.is_ours && access(path, F_OK) == 0 ? SOMEBODY : NOBODY;
   json_t *root = json_loadb(bytes, count, 0, NULL);
   free(bytes);
   const json_t *process = json_object_get(root, "process");
   const char *state = json_string_value(json_object_get(root, "state"));
-  int held = count > 0 && !run->where.is_ours && (!process || !state);
-  if (!held && state && strcmp(state, "running") == 0) {
-    const char *at = json_string_value(json_object_get(process, "host"));
-    int64_t pid = json_integer_value(json_object_get(process, "pid"));
-    int64_t ticks = json_integer_value(json_object_get(process, "start_ticks"));
-    int64_t serial = json_integer_value(json_object_get(process, "serial"));
-    host_name(host);
-    int is_own = pid == run->process.pid && serial == run->serial;
-    held = at && strcmp(at, host) == 0 && pid > 0 && pid <= INT_MAX && !is_own &&
-           oc__process_start_ticks((pid_t)pid) == ticks;
-  }
+  holder found = count > 0 && !run->where.is_ours && (!process || !state) ? SOMEBODY : NOBODY;
+  if (found == NOBODY && state && strcmp(state, "running") == 0) found = holder_of_running(run, process);
   json_decref(root);
-  return held;
+  return found;
 }
 
 /* Locks the directory so that two processes do not both find a name free. Waits 2 s at most: somebody else's lock on
@@ -175,11 +205,18 @@ static int lock_directory(const char *directory) {
   return fd;
 }
 
-static void pick_name(oc_run *run) {
-  while (is_held(run, run->where.path) && run->where.attempt < ATTEMPTS) {
-    run->where.attempt++;
-    oc__where_name(&run->where, run->is_child, run->process.pid);
+/* Pids of two hosts may be the same: the host joins the name where another host's run holds it. Returns the holder of
+ * the last name tried. */
+static holder pick_name(oc_run *run) {
+  oc__where *where = &run->where;
+  holder found;
+  while ((found = find_holder(run, where->path)) != NOBODY && where->attempt < ATTEMPTS) {
+    int adds_host = found == ANOTHER_HOST && !where->has_host;
+    where->has_host |= adds_host;
+    if (!adds_host || where->attempt == 0) where->attempt++;
+    oc__where_name(where, run->is_child, run->process.pid);
   }
+  return found;
 }
 
 /* ---- its text ---- */
@@ -285,6 +322,7 @@ static json_t *levers_json(const oc_run *run, int *failed) {
     put(row, "row", string(lever->row), failed);
     put(row, "reason", string(lever->reason), failed);
     put(row, "served_in_child", json_boolean(oc__run_served_in_child(run, i)), failed);
+    put(row, "in_flight", integer(lever->in_flight), failed);
     put(row, "counts", counts_json(run, i, failed), failed);
     append(out, row, failed);
   }
@@ -397,9 +435,8 @@ static char *manifest_text(const oc_run *run) {
 
 oc_status oc__manifest_write(oc_run *run, oc_err *err) {
   int lock = lock_directory(run->where.directory);
-  pick_name(run);
   oc_status status;
-  if (is_held(run, run->where.path)) {
+  if (pick_name(run) != NOBODY) {
     status = OC_FAIL(err, IO, EEXIST, "%s: held, and so are %d names beside it", run->where.path, ATTEMPTS);
   } else {
     char *text = manifest_text(run);

@@ -181,6 +181,7 @@ static oc_status fill_run(oc_run *run, const oc_run_options *options, oc_err *er
   run->is_child = options->is_child != 0;
   run->serial = atomic_fetch_add(&serial, 1) + 1;
   run->served_in_child = share();
+  oc__ledger_reset(run);
   oc__process_init(&run->process);
   run->levers_off = oc__text_copy(options->levers_off ? options->levers_off : "");
   run->core_dir = oc__text_copy(options->core_dir ? options->core_dir : "");
@@ -432,15 +433,14 @@ static oc_status count_patched(oc_run *run, int lever, const char *what, int64_t
   oc_status status = check_open(run, err);
   oc__patched *item = status == OC_OK ? find_patched(run, lever, what) : NULL;
   if (status == OC_OK && !item) status = no_memory(err);
-  int64_t *sum = item ? (is_exit ? &item->still : &item->patched) : NULL;
-  if (item && is_exit && !item->is_counted) {
+  if (item && is_exit) { /* whoever counts again at exit says the same once more */
     item->is_counted = 1;
-    item->still = 0;
-  }
-  if (sum && *sum > INT64_MAX - count)
+    item->still = count;
+  } else if (item && item->patched > INT64_MAX - count) {
     status = OC_FAIL(err, BAD_ARG, 0, "%jd patched objects", (intmax_t)count);
-  else if (sum)
-    *sum += count;
+  } else if (item) {
+    item->patched += count;
+  }
   pthread_mutex_unlock(&run->lock);
   return status;
 }
@@ -519,8 +519,27 @@ static void fail(oc_run *run, oc__text *lines, const char *name, const char *wha
 
 enum { WHAT_TEXT = 192 };
 
-static void audit_sums(oc_run *run, oc__text *lines, const char *name, oc_lever_counts c) {
+static void say_in_flight(oc__text *lines, const char *name, int64_t count) {
+  char digits[24];
+  oc_line line;
+  snprintf(digits, sizeof digits, "%jd", (intmax_t)count);
+  oc__line_start(&line, OC_LINE_NOTE);
+  oc__line_add(&line, "calls", NULL);
+  oc__line_add(&line, "in", NULL);
+  oc__line_add(&line, "flight", NULL);
+  oc__line_add(&line, "lever", name);
+  oc__line_add(&line, "count", digits);
+  say(lines, &line);
+}
+
+static void audit_sums(oc_run *run, oc__text *lines, int lever, int64_t calls_before, oc_lever_counts c) {
   char what[WHAT_TEXT];
+  const char *name = oc_kit_lever_name(run->kit, lever);
+  run->lever[lever].in_flight = oc__ledger_in_flight(run, lever, calls_before, c);
+  if (run->lever[lever].in_flight) { /* they make up both differences below */
+    say_in_flight(lines, name, run->lever[lever].in_flight);
+    return;
+  }
   if (c.calls != c.claims + c.stock) {
     snprintf(what, sizeof what, "%jd calls, but %jd claimed + %jd stock", (intmax_t)c.calls, (intmax_t)c.claims,
              (intmax_t)c.stock);
@@ -533,31 +552,37 @@ static void audit_sums(oc_run *run, oc__text *lines, const char *name, oc_lever_
   }
 }
 
+/* Was called, and served no call because each was left to the stock op. */
+static int is_left_to_stock(oc_lever_counts c) { return c.stock > 0 && c.claims == 0 && c.hits == 0; }
+
 /* What an active lever owes, and what another may not have. A worker may end without having served, and so may a
- * process whose forked worker served. */
-static void audit_state(oc_run *run, oc__text *lines, int lever, oc_lever_counts c, int64_t patched) {
+ * process whose forked worker served, and a run that was refused before it came to serve. */
+static void audit_state(oc_run *run, oc__text *lines, int lever, oc_lever_counts c, int64_t patched, int was_refused) {
   char what[WHAT_TEXT] = "";
   int64_t least = oc__kit_lever_instances(run->kit, lever);
   if (run->lever[lever].state != OC__LEVER_ACTIVE) {
     if (c.calls || c.claims || c.hits || c.fallbacks || c.stock)
       snprintf(what, sizeof what, "%s, but counted %jd calls", oc__lever_state_word(run->lever[lever].state),
                (intmax_t)c.calls);
-  } else if (!run->is_child && patched < least) {
+  } else if (run->is_child || was_refused) {
+    return;
+  } else if (patched < least) {
     snprintf(what, sizeof what, "%jd instances patched, the kit's table wants %jd", (intmax_t)patched, (intmax_t)least);
-  } else if (!run->is_child && c.hits == 0 && !oc__run_served_in_child(run, lever)) {
+  } else if (c.hits == 0 && !is_left_to_stock(c) && !oc__run_served_in_child(run, lever)) {
     snprintf(what, sizeof what, "active, but served none of %jd calls", (intmax_t)c.calls);
   }
   if (what[0]) fail(run, lines, oc_kit_lever_name(run->kit, lever), what);
 }
 
-/* Every instance patched is still patched. Returns how many were patched. */
-static int64_t audit_instances(oc_run *run, oc__text *lines, int lever) {
+/* Every instance patched is still patched. A run that was refused may end before anybody counts. Returns how many were
+ * patched. */
+static int64_t audit_instances(oc_run *run, oc__text *lines, int lever, int was_refused) {
   int64_t patched = 0;
   for (size_t i = 0; i < run->patched.count; i++) {
     const oc__patched *item = &run->patched.item[i];
     if (item->lever != lever) continue;
     patched = patched > INT64_MAX - item->patched ? INT64_MAX : patched + item->patched;
-    if (item->is_counted ? item->still == item->patched : item->patched == 0) continue;
+    if (item->is_counted ? item->still == item->patched : item->patched == 0 || was_refused) continue;
     char what[WHAT_TEXT], still[40] = "not counted at exit";
     if (item->is_counted) snprintf(still, sizeof still, "%jd still patched", (intmax_t)item->still);
     snprintf(what, sizeof what, "%.80s: %jd patched, %s", item->what, (intmax_t)item->patched, still);
@@ -566,21 +591,50 @@ static int64_t audit_instances(oc_run *run, oc__text *lines, int lever) {
   return patched;
 }
 
-static void audit_lever(oc_run *run, oc__text *lines, int lever) {
+/* active -> refused, by the word that kept most of its calls stock. */
+static void refuse_at_close(oc_run *run, oc__text *lines, int lever) {
+  const oc__slot *slot = oc__ledger_most_stock(run, lever);
+  const char *name = oc_kit_lever_name(run->kit, lever);
+  if (!slot) return; /* only called where there is one */
+  oc_err why = {0};
+  (void)oc_err_set(&why, OC_REFUSED, oc_reason_find(slot->detail, strlen(slot->detail)), 0, __FILE__, __LINE__, "%s",
+                   slot->name);
+  char text[REASON_TEXT];
+  oc_err_text(&why, text, sizeof text);
+  say_statement(lines, OC_LINE_NOT_ACTIVE, name, text);
+  const int is_off = why.reason == OC_REASON_OFF_BY_USER; /* what the user asked for refuses nothing */
+  run->lever[lever].state = is_off ? OC__LEVER_OFF : OC__LEVER_REFUSED;
+  run->lever[lever].reason = oc__text_copy(text); /* NULL without memory: the line said it */
+  if (!is_off && oc_kit_lever_policy(run->kit, lever, run->mode) == OC_POLICY_REQUIRE) mark_refused(run, name, &why);
+}
+
+/* Where an active lever ends. A worker's, and that of a run that was refused early, may stay active. */
+static void end_lever(oc_run *run, oc__text *lines, int lever, oc_lever_counts counts, int was_refused) {
+  oc__lever_state *state = &run->lever[lever].state;
+  if (*state != OC__LEVER_ACTIVE) return;
+  if (run->is_failed)
+    *state = OC__LEVER_CLOSED;
+  else if (counts.hits || oc__run_served_in_child(run, lever))
+    *state = OC__LEVER_SERVED;
+  else if (is_left_to_stock(counts) && !run->is_child && !was_refused)
+    refuse_at_close(run, lines, lever);
+}
+
+static void audit_lever(oc_run *run, oc__text *lines, int lever, int was_refused) {
   int was_failed = run->is_failed;
   run->is_failed = 0;
+  int64_t calls_before = oc__ledger_calls(run, lever);
   oc_lever_counts counts = oc_run_counts(run, lever);
-  audit_sums(run, lines, oc_kit_lever_name(run->kit, lever), counts);
-  int64_t patched = audit_instances(run, lines, lever);
-  audit_state(run, lines, lever, counts, patched);
-  oc__lever_state *state = &run->lever[lever].state;
-  if (*state == OC__LEVER_ACTIVE && (run->is_failed || counts.hits || oc__run_served_in_child(run, lever)))
-    *state = run->is_failed ? OC__LEVER_CLOSED : OC__LEVER_SERVED;
+  audit_sums(run, lines, lever, calls_before, counts);
+  int64_t patched = audit_instances(run, lines, lever, was_refused);
+  audit_state(run, lines, lever, counts, patched, was_refused);
+  end_lever(run, lines, lever, counts, was_refused);
   run->is_failed |= was_failed;
 }
 
 static void check_accounting(oc_run *run, oc__text *lines) {
-  for (int i = 0; i < run->kit->lever_count; i++) audit_lever(run, lines, i);
+  int was_refused = run->is_refused; /* before the close: one that the close refuses has run to its end */
+  for (int i = 0; i < run->kit->lever_count; i++) audit_lever(run, lines, i, was_refused);
   int64_t misuse = atomic_load_explicit(&run->misuse, memory_order_relaxed);
   char what[WHAT_TEXT];
   snprintf(what, sizeof what, "%jd counts named no lever or no slot", (intmax_t)misuse);

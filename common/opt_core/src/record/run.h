@@ -26,6 +26,8 @@ typedef struct oc__run_lever {
   oc__lever_state state;
   char *row, *reason;         /* NULL until known */
   atomic_llong calls, claims; /* int64 range: 10 M a second for 29 000 years */
+  atomic_llong open_at_home;  /* calls that the home thread has begun and not settled; written by that thread alone */
+  int64_t in_flight;          /* calls that the close found under way in other threads */
 } oc__run_lever;
 
 typedef struct oc__slot {
@@ -57,13 +59,17 @@ typedef struct oc__patched_list {
   size_t count, capacity;
 } oc__patched_list;
 
+enum { OC__HOST_MAX = 65 }; /* Linux: 64 bytes */
+
 typedef struct oc__where { /* the manifest's name; every part is set before the first write and by a fork */
   char path[PATH_MAX];     /* the file in use */
   char directory[PATH_MAX];
   char stem[NAME_MAX + 1], file[NAME_MAX + 1];
-  int rank;    /* -1: none */
-  int attempt; /* 0: the plain name; 1: with the pid; from 2 on a number too */
-  int is_ours; /* this run wrote the file at path */
+  char host[OC__HOST_MAX]; /* of letters, digits and '-' */
+  int rank;                /* -1: none */
+  int attempt;             /* 0: the plain name; 1: with the pid; from 2 on a number too */
+  int has_host;            /* the name says the host: a run of another host held the one before */
+  int is_ours;             /* this run wrote the file at path */
 } oc__where;
 
 typedef struct oc__process {
@@ -98,15 +104,24 @@ struct oc_run {
   int is_forked;               /* set in a child that inherited the run */
   atomic_int *served_in_child; /* by lever, in memory shared with forked children; NULL where it cannot be had */
   atomic_llong misuse;         /* counts that named no lever or no slot */
+  pthread_t home;              /* the thread that opened the run, or forked into it */
+  atomic_llong other_threads;  /* that ever called a lever */
   atomic_int slot_count;       /* slots below it are complete */
   uint64_t slot_hash[OC_SLOT_MAX];
   oc__slot slot[OC_SLOT_MAX];
 };
 
 /* ledger.c */
+/* Counts at zero; the calling thread is the home thread from now on. */
 void oc__ledger_reset(oc_run *run);
 void oc__ledger_free(oc_run *run);
 void oc__ledger_census(const oc_run *run, oc__census *census);
+int64_t oc__ledger_calls(const oc_run *run, int lever);
+/* Calls that other threads are in while this one closes the run; 0 where that does not explain the counts.
+ * calls_before: oc__ledger_calls, read before the counts. */
+int64_t oc__ledger_in_flight(const oc_run *run, int lever, int64_t calls_before, oc_lever_counts counts);
+/* The lever's slot of most stock calls; NULL when it has none. */
+const oc__slot *oc__ledger_most_stock(const oc_run *run, int lever);
 
 /* manifest.c: both under the run's lock */
 oc_status oc__where_init(oc__where *where, const char *text, int is_child, pid_t pid, oc_err *err);

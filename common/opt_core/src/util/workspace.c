@@ -3,6 +3,10 @@
 #define _DEFAULT_SOURCE
 #include "opt_core/mem.h"
 
+#include <limits.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,3 +100,15 @@ size_t oc_scratch_trim(void) {
 }
 
 size_t oc_scratch_kept_bytes(void) { return atomic_load(&kept_size); }
+
+/* ---- the allocator's own memory ---------------------------------------------------------------------------------- */
+
+oc_status oc_malloc_keep(size_t bytes, oc_err *err) {
+  if (bytes == 0 || bytes > INT_MAX)
+    return OC_FAIL(err, BAD_ARG, 0, "%zu bytes to keep, the range is 1..%d", bytes, INT_MAX);
+#ifdef __GLIBC__
+  const int trim = bytes > INT_MAX / 2 ? INT_MAX : (int)(2 * bytes);
+  if (mallopt(M_MMAP_THRESHOLD, (int)bytes) && mallopt(M_TRIM_THRESHOLD, trim)) return OC_OK;
+#endif
+  return OC_REFUSE(err, NOT_BUILT, "mallopt");
+}

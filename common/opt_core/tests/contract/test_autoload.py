@@ -67,7 +67,7 @@ def test_unset_imports_nothing(home):
 def test_off_imports_the_boot_module_only(home):
     result = home.run("-X", "importtime", "-c", "pass", TOYENGINE_OPT="off")
     names = [line.split("|")[-1].strip() for line in result.err.splitlines() if "|" in line]
-    assert {name for name in names if name.startswith("toy_opt")} == {"toy_opt", "toy_opt._boot", "toy_opt._core_gate"}
+    assert {name for name in names if name.startswith("toy_opt")} == {"toy_opt", "toy_opt._boot"}
     assert "opt_core" not in names
 
 

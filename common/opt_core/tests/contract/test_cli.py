@@ -391,6 +391,17 @@ def test_run_without_a_record_is_refused(cli, tmp_path):
     assert done.returncode == 7 and "hook:absent" in done.stderr
 
 
+def test_run_ending_with_3_and_no_record_is_refused_by_name(cli, tmp_path):
+    """3 is a refusal of opt_core only where a record says so; a program may end with it for reasons of its own."""
+    done = cli("run", "--", "sh", "-c", "exit 3", env=switched_on(tmp_path))
+    assert done.returncode == 3 and done.stderr.count("NOT ACTIVE: hook: hook:absent") == 1
+    record = json.loads((tmp_path / "opt_manifest.json").read_text())
+    assert (record["state"], record["engine_status"], record["exit_status"]) == ("refused", 3, 3)
+    env = switched_on(tmp_path, OPT_CORE_MANIFEST="own.json")
+    done = cli("run", "--", "sh", "-c", "echo '{}' > own.json; exit 3", env=env)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 @pytest.mark.parametrize("setting, wrote", [
     (None, "opt_manifest.json"), (None, "opt_manifest.4711.json"), (None, "opt_manifest.rank3.json"), ("sub/", "sub/opt_manifest.json"),
     ("sub", "sub/opt_manifest.json"), ("sub/mine.json", "sub/mine.json"), ("sub/mine.json", "sub/mine.12.json")])

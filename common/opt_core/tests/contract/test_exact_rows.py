@@ -18,8 +18,8 @@ import cases  # noqa: E402
 
 ROWS = {"trimul": "exact_planes", "triattn_module": "exact_rows", "transition": "exact_rows"}
 # 45^2 = 2025 rows (one block of the transition), 46^2 = 2116 (two), 91^2 and 129^2 with odd tails; attention goes in blocks of rows from N = 77 on,
-# with odd remainders at 91, 101, 129 and 160
-SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 33, 45, 46, 65, 76, 91, 100, 101, 127, 128, 129, 130, 160)
+# with odd remainders at 91, 101, 129, 160 and 238; 256 is the largest size of the exact cells
+SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 33, 45, 46, 65, 76, 91, 100, 101, 127, 128, 129, 130, 160, 238, 256)
 
 
 def build(family, n):

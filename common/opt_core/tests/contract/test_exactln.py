@@ -84,6 +84,34 @@ def test_layouts_and_threads(layout, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("width", (5, 8, 128, 250, 1024))
+def test_groups_of_rows(width):
+    """The member takes rows in groups: any number of them, in place too, and each row as if it were alone."""
+    generator = torch.Generator().manual_seed(width)
+    weight, bias = torch.randn(2, width, generator=generator)
+    executed = 0
+    for count in (*range(1, 14), 31, 32, 33, 255, 257):
+        x = torch.randn(count, width, generator=generator)
+        x[count // 2] = float("nan")  # must stay in its row
+        want = torch.nn.functional.layer_norm(x, (width,), weight, bias)
+        assert first_difference(served(x, weight, bias), want) is None, count
+        padded = torch.full((count, width + 3), 7.0)
+        assert first_difference(served(x, weight, bias, out=padded[:, :width]), want) is None, count
+        assert (padded[:, width:] == 7.0).all()
+        assert first_difference(served(x, weight, bias, out=x), want) is None, count
+        executed += 1
+    assert executed == 18
+
+
+@pytest.mark.parametrize("n", (1, 32, 76, 129, 238, 256))
+def test_squares(n):
+    """The sizes of the exact cells, in rows."""
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(1, n, n, 128, generator=generator)
+    weight, bias = torch.randn(2, 128, generator=generator)
+    assert first_difference(served(x, weight, bias), torch.nn.functional.layer_norm(x, (128,), weight, bias)) is None
+
+
 def test_a_changed_bit_is_seen():
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     y = torch.nn.functional.layer_norm(x, (64,))

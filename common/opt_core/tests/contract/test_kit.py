@@ -154,11 +154,61 @@ def test_unknown_core_variable(home):
 
 def test_row_off(home):
     code = program(
-        [1], after="import toy_opt.kit\nprint([toy_opt.kit.kit.levers[0].row_off(r) for r in ('cpu', 'reference')])"
+        [1],
+        after="import toy_opt.kit\nlever = toy_opt.kit.kit.levers[0]\n"
+        "print([lever.row_off(r) for r in ('cpu', 'reference')], lever.rows_off)",
     )
     result = home.run(code=code, TOYENGINE_OPT="fast", MODEL_OPT_LEVERS_OFF="layer:cpu")
     assert result.status == 0, result.err
-    assert result.out.splitlines()[-1] == "[True, False]"
+    assert result.out.splitlines()[-1] == "[True, False] ('cpu',)"
+
+
+def test_a_call_whose_row_is_off_stays_stock(home):
+    code = """
+from toyengine.layers import Layer
+import opt_core, toy_opt.kit
+lever = toy_opt.kit.kit.levers[0]
+Layer().forward(1)
+def off():
+    raise opt_core.Refused("off_by_user", "cpu")
+assert [lever.serve(off, lambda: i) for i in range(3)] == [0, 1, 2]
+"""
+    result = home.run(code=code, TOYENGINE_OPT="fast")  # `require` does not mind: the user asked for it
+    assert result.status == 0, result.err
+    layer = levers(result)["layer"]
+    assert (layer["calls"], layer["claims"], layer["hits"], layer["stock"]) == (4, 1, 1, 3)
+
+
+def test_a_call_that_a_tracer_watches(home):
+    code = """
+from toyengine.layers import Layer
+import toy_opt.kit
+lever = toy_opt.kit.kit.levers[0]
+Layer().forward(1)
+print(lever.serve(lambda: ("a node of a graph", None), lambda: "stock"))
+"""
+    result = home.run(code=code, TOYENGINE_OPT="exact")
+    assert (result.status, result.out) == (0, "stock\n"), result.err
+    assert levers(result)["layer"]["fallbacks"] == 1
+    assert home.run(code=code, TOYENGINE_OPT="fast").status == 3
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_closing_by_hand_is_final_and_counts_once(home, status):
+    code = f"""
+import sys
+from toyengine.layers import Layer
+import toy_opt.kit
+Layer().forward(1)
+kit = toy_opt.kit.kit
+assert [kit.close(0), kit.close(0)] == [0, 0]
+kit._count_patched()
+sys.exit({status})
+"""
+    result = home.run(code=code, TOYENGINE_OPT="fast")
+    assert result.status == status and "Traceback" not in result.err, result.err
+    assert [entry["still_patched"] for entry in result.manifest()["instances"]] == [1]
+    assert len(result.lines("EXIT ")) == 1
 
 
 def test_disable_gives_the_engine_back(home):

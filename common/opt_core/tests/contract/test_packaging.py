@@ -4,10 +4,12 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 
 import pytest
-from conftest import CORE, DATA, REPOSITORY, copy_kit
+from conftest import CORE, DATA, REPOSITORY, copy_kit, unpack
 
 IMPORTS = """
 import sys
@@ -45,6 +47,9 @@ def test_wheel_contents(core_wheel):
         "opt_core/kit.py",
         "opt_core/_core.abi3.so",
         "opt_core/lib/libopt_core.so.0",
+        "opt_core/lib/libjansson.so.4",
+        "opt_core/lib/libz.so.1",
+        "opt_core/lib/libgomp.so.1",
         "opt_core/_bootstrap/sitecustomize.py",
         "opt_core/include/opt_core/opt_core.h",
     ):
@@ -56,6 +61,64 @@ def test_wheel_contents(core_wheel):
     assert [name for name in names if name.endswith((".c", ".cu", ".inc", ".pth", ".pyc"))] == []
     assert [name for name in names if name.endswith(".h") and not name.startswith("opt_core/include/")] == []
     assert {name.partition("/")[0] for name in names} == {"opt_core", "opt_core-0.1.0.dist-info"}
+
+
+NOTICES = {"libjansson": "Permission is hereby granted", "libsodium": "ISC", "libz": "zlib", "libgomp": "GCC Runtime Library Exception"}
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/share/doc/libc6/copyright"), reason="the notices come from Debian's packages")
+def test_wheel_has_a_notice_of_each_library_in_it(core_wheel):
+    archive = zipfile.ZipFile(core_wheel)
+    found = [name for name in archive.namelist() if name.endswith(".notice")]
+    assert sorted(found) == sorted(f"opt_core/lib/{name}.notice" for name in NOTICES)
+    for name, words in NOTICES.items():
+        text = " ".join(archive.read(f"opt_core/lib/{name}.notice").decode(errors="replace").split())
+        assert words.lower() in text.lower(), name
+
+
+SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+
+
+def test_wheel_needs_nothing_but_the_c_library(core_wheel, tmp_path):
+    """Every SONAME that a file of the wheel asks for lies in it, or is glibc's."""
+    if not shutil.which("objdump"):
+        pytest.skip("objdump is not installed")
+    unpack(core_wheel, tmp_path)
+    library = tmp_path / "opt_core" / "lib"
+    files = [*library.glob("*.so*"), tmp_path / "opt_core" / "_core.abi3.so", tmp_path / "opt_core" / "bin" / "opt_core"]
+    assert len(files) == 6
+    for path in files:
+        text = subprocess.run(["objdump", "-p", path], check=True, capture_output=True, text=True).stdout
+        needed = {line.split()[1] for line in text.splitlines() if line.split()[:1] == ["NEEDED"]}
+        assert needed - SYSTEM_LIBRARIES - {p.name for p in library.iterdir()} == set(), path.name
+
+
+MAPPED = """
+import ctypes, sys
+for name in sys.argv[1].split(","):
+    __import__(name)
+from opt_core import _core
+assert _core.cpu_threads() >= 1
+import torch
+torch.set_num_threads(2)
+(torch.ones(300, 300) @ torch.ones(300, 300)).sum().item()
+print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libgomp" in line}))
+"""
+
+
+@pytest.mark.parametrize("order", ["torch,opt_core._core", "opt_core._core,torch"])
+def test_one_openmp_pool_with_torch(core_wheel, tmp_path, order):
+    """The wheel carries libgomp.so.1 and so does torch: whichever comes first, one copy is mapped."""
+    pytest.importorskip("torch")
+    unpack(core_wheel, tmp_path)
+    program = tmp_path / "mapped.py"
+    program.write_text(MAPPED)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1", "OPT_CORE_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, program, order], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 1, done.stdout
+    if order.startswith("opt_core"):
+        assert done.stdout.split() == [str(tmp_path / "opt_core/lib/libgomp.so.1")]
 
 
 def test_installed_from_wheels(make_environment, core_wheel, tmp_path):

@@ -69,10 +69,11 @@ def split(op, arguments):
 
 @pytest.mark.parametrize("op", OPS)
 def test_schema_is_the_entrys_signature(op):
-    """Same names, same order, same defaults; the entry adds only where the result goes."""
+    """Same names, same order, same defaults; the entry adds where the result goes and which rows are switched off."""
     schema = {a.name: a for a in registered(op)._schema.arguments}
     signature = dict(inspect.signature(entry(op)).parameters)
     assert signature.pop("out").default is None
+    assert signature.pop("rows_off").default == ()
     if op == "triattn":
         assert signature.pop("lse").default is None
     assert list(schema) == list(signature)
@@ -90,7 +91,7 @@ def test_tensor_order_is_the_descriptors(op):
     views, scalars = _core.call_fields(op)
     seen = {}
 
-    def record(family, tier, tensors, values, row, y, out):
+    def record(family, tier, tensors, values, row, rows_off, y, out):
         seen.update(family=family, tensors=tensors, values=values)
         return y, ("", "", "")
 
@@ -238,6 +239,143 @@ def test_gradients_are_refused_and_only_while_autograd_is_on(op):
             assert torch.equal(entry(op)(**wanting, row="cpu")[0], plain)
 
 
+def test_forward_mode_tangents_are_refused():
+    from torch.autograd import forward_ad
+
+    x, w = torch.ones(2, 3), torch.ones(3)
+    plain = entry("ln")(x, w, row="cpu")[0]
+    with torch.no_grad(), forward_ad.dual_level():
+        assert torch.equal(entry("ln")(x, w, row="cpu")[0], plain)
+        for arguments, position in (((forward_ad.make_dual(x, x), w), 0), ((x, forward_ad.make_dual(w, w)), 2)):
+            with pytest.raises(Refused, match=f"^grad:argument {position} carries a forward-mode tangent$"):
+                entry("ln")(*arguments, row="cpu")
+        with pytest.raises(Refused, match="^grad:"):
+            registered("ln")(forward_ad.make_dual(x, x), w, row="cpu")
+    with torch.no_grad(), pytest.raises(Refused):
+        torch.func.jvp(lambda x: entry("ln")(x, w, row="cpu")[0], (x,), (x,))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_row_that_is_switched_off_is_refused(op):
+    arguments = next(samples(op))[1]
+    served = entry(op)(**arguments, row="reference", rows_off=("cpu", "other"))
+    assert served[1][1] == "reference"
+    out = torch.full_like(served[0], 7.0)
+    with pytest.raises(Refused, match="^off_by_user:reference$"):
+        entry(op)(**arguments, row="reference", rows_off=("cpu", "reference"), out=out)
+    assert bool((out == 7.0).all())
+
+
+def test_a_row_that_the_table_chose_may_be_off():
+    x = torch.ones(1, 64, 64, 128)
+    w = torch.ones(128)
+    try:
+        row = entry("ln")(x, w, w)[1][1]
+    except Refused as refusal:
+        pytest.skip(f"no cell on this processor: {refusal}")
+    with pytest.raises(Refused, match=f"^off_by_user:{row}$"):
+        entry("ln")(x, w, w, rows_off=(row,))
+
+
+def test_rows_off_cannot_be_traced():
+    torch.compiler.reset()
+    traced = torch.compile(lambda x: entry("ln")(x, rows_off=("cpu",))[0], backend="eager")
+    with pytest.raises(Exception, match="rows_off is not part of the registered op"):
+        traced(torch.ones(2, 3))
+
+
+# ---- what an adapter reads past --------------------------------------------------------------------------------------
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.gate = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4), None
+
+
+class LowRank(torch.nn.Module):
+    """What a fine-tune puts in the place of a layer: it keeps the layer's `weight` and `bias` in reach."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down, self.up = torch.nn.Linear(4, 1), torch.nn.Linear(1, 4)
+
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def strange_parameter(block):
+    block.up._parameters["weight"] = torch.ones(4, 4).as_subclass(Watching)  # what quantizers put there
+
+
+STRANGE = {
+    "forward hook": (lambda b: b.up.register_forward_hook(lambda *a: None), "up: hooks round its forward"),
+    "pre-hook": (lambda b: b.norm.register_forward_pre_hook(lambda *a: None), "norm: hooks round its forward"),
+    "low rank": (lambda b: setattr(b, "up", LowRank(b.up)), "up: LowRank, not Linear"),
+    "parametrization": (
+        lambda b: torch.nn.utils.parametrizations.weight_norm(b.up),
+        "up: ParametrizedLinear, not Linear",
+    ),
+    "old weight norm": (lambda b: torch.nn.utils.weight_norm(b.up), "up: hooks round its forward"),
+    "forward of its own": (lambda b: setattr(b.up, "forward", lambda x: x), "up: a forward of its own"),
+    "subclass": (lambda b: setattr(b, "up", type("Mine", (torch.nn.Linear,), {})(4, 4)), "up: Mine, not Linear"),
+    "identity": (lambda b: setattr(b, "norm", torch.nn.Identity()), "norm: Identity, not LayerNorm"),
+    "gone": (lambda b: setattr(b, "norm", None), "norm: NoneType, not LayerNorm"),
+    "function": (lambda b: b.__dict__.update(gate=lambda x: x), "gate: NoneType, not Linear"),
+    "parameter": (strange_parameter, "up: a parameter is a Watching"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", STRANGE)
+def test_parts_that_are_not_what_their_class_says(how):
+    parts = torch_glue.Parts(
+        {"norm": torch.nn.LayerNorm, "up": torch.nn.Linear, "gate": torch.nn.Linear}, optional=("gate",)
+    )
+    block = Block()
+    assert parts(block) == [block.norm, block.up, None]
+    change, what = STRANGE[how]
+    change(block)
+    with pytest.raises(Refused) as caught:
+        parts(block)
+    assert (caught.value.word, caught.value.detail) == ("dialect", "Block." + what)
+
+
+def test_parts_under_a_change_to_every_module(monkeypatch):
+    parts, block = torch_glue.Parts({"up": torch.nn.Linear}), Block()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *a: None)
+    with pytest.raises(Refused, match="^dialect:hooks round every module's forward$"):
+        parts(block)
+    handle.remove()
+    assert parts(block) == [block.up]
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
+    with pytest.raises(Refused, match="^dialect:Block.up: its class's forward was replaced$"):
+        parts(block)
+
+
+def test_a_hook_that_is_removed_lets_the_part_pass_again():
+    parts, block = torch_glue.Parts({"up": torch.nn.Linear}), Block()
+    handle = block.up.register_forward_hook(lambda *a: None)
+    with pytest.raises(Refused):
+        parts(block)
+    handle.remove()
+    assert parts(block) == [block.up]
+
+
+def test_parts_are_cheap():
+    parts, block = torch_glue.Parts({"norm": torch.nn.LayerNorm, "up": torch.nn.Linear}), Block()
+    times = []
+    for _ in range(2000):
+        start = time.perf_counter_ns()
+        parts(block)
+        times.append(time.perf_counter_ns() - start)
+    assert statistics.median(times) / 2 / 1000 < 6, "microseconds a part; about 0.5 on an idle core"
+
+
 class Watching(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -345,6 +483,11 @@ def test_serve_checks_its_arguments():
         (dict(stack="s" * 200, row=None), ValueError),
         (dict(scalars=(1e-5, False, False, "f99")), ValueError),
         (dict(tensors=(None, x, None, None)), ValueError),
+        (dict(rows_off=["reference"]), TypeError),
+        (dict(rows_off=(1,)), TypeError),
+        (dict(rows_off=("r",) * 32), ValueError),
+        (dict(threads="2"), TypeError),
+        (dict(rows_off=("cpu", "reference")), Refused),
     ):
         with pytest.raises(error):
             _core.serve(**{**good, **change})
@@ -374,16 +517,62 @@ def test_importing_the_kernels_imports_no_torch():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_changes_nothing(dtype):
-    """The op takes what it is given: same bits inside autocast, nested-off included."""
+def test_autocast_is_refused_by_name(dtype):
+    """The framework's op would return another type there; switched off again inside, the bits are the plain ones."""
     for op in OPS:
         arguments = next(samples(op))[1]
         args, kwargs = split(op, arguments)
         plain = entry(op)(**arguments, row="cpu")[0]
         with torch.autocast("cpu", dtype=dtype):
-            assert torch.equal(registered(op)(*args, **kwargs, row="cpu"), plain)
+            for call in (
+                lambda: registered(op)(*args, **kwargs, row="cpu"),
+                lambda: entry(op)(**arguments, row="cpu"),
+            ):
+                with pytest.raises(Refused, match=f"^dtype:autocast cpu {str(dtype)[6:]}$"):
+                    call()
             with torch.autocast("cpu", enabled=False):
                 assert torch.equal(entry(op)(**arguments, row="cpu")[0], plain)
+                assert torch.equal(registered(op)(*args, **kwargs, row="cpu"), plain)
+
+
+def test_a_jit_trace_is_refused():
+    with pytest.raises(Refused, match="^dialect:torch.jit.trace$"):
+        torch.jit.trace(lambda x: entry("ln")(x, row="cpu")[0] + 1, (torch.ones(2, 3),), check_trace=False)
+
+
+THREADS = """
+import os, sys, threading, torch
+import torch_cases as cases
+from opt_core.kernels.trimul import gate_planes, trimul
+arguments = cases.trimul(torch.Generator().manual_seed(1), n=48, c=32, ch=32)
+torch.set_num_threads(int(sys.argv[1]))
+alive = lambda: len(os.listdir("/proc/self/task"))
+made = []
+x = torch.ones(64, 64, 32)  # here, so that torch itself needs no threads in the ones below
+def work():
+    for call in (lambda: trimul(**arguments, row="cpu"), lambda: gate_planes(x, x)):
+        before = alive()
+        call()
+        made.append(alive() - before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(made)
+"""
+
+
+@pytest.mark.skipif(_core.cpu_threads() < 2, reason="one processor")
+@pytest.mark.parametrize("threads, made", [(1, [0, 0]), (2, [1, 0])])
+def test_threads_are_torchs(threads, made):
+    """What torch.set_num_threads says in one thread holds in another; seen by the threads that a call leaves behind."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, str(threads)],
+        cwd=str(cases.__file__).rpartition("/")[0],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == str(made), done.stderr
 
 
 def test_a_write_into_out_is_seen_by_autograd():

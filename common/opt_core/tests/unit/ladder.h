@@ -14,7 +14,7 @@
 #define UNUSED __attribute__((unused))
 enum { POISON = 0xA5, GUARD_BYTES = 256 };
 
-/* ---- random numbers: the same on every machine ----------------------------------------------------------------------- */
+/* ---- random numbers: the same on every machine ------------------------------------------------------------------- */
 
 static uint64_t random_state = 1;
 
@@ -34,15 +34,15 @@ static UNUSED double random_normal(void) {
 
 static UNUSED int64_t random_below(int64_t n) { return (int64_t)(random_u64() % (uint64_t)n); }
 
-/* ---- tensors --------------------------------------------------------------------------------------------------------- */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 typedef enum layout_kind {
   LAYOUT_DENSE,
-  LAYOUT_OFFSET,   /* starts one element into the storage */
-  LAYOUT_PADDED,   /* rows lie further apart than they are long */
-  LAYOUT_SWAPPED,  /* the first two axes exchanged in memory (rank 3 on) */
-  LAYOUT_COLUMNS,  /* the last axis is the slowest: channel-major */
-  LAYOUT_STEP2,    /* every second value of the last axis */
+  LAYOUT_OFFSET,  /* starts one element into the storage */
+  LAYOUT_PADDED,  /* rows lie further apart than they are long */
+  LAYOUT_SWAPPED, /* the first two axes exchanged in memory (rank 3 on) */
+  LAYOUT_COLUMNS, /* the last axis is the slowest: channel-major */
+  LAYOUT_STEP2,   /* every second value of the last axis */
   LAYOUT_COUNT,
   LAYOUT_BROADCAST = LAYOUT_COUNT, /* inputs only: stride 0 along the first axis */
   LAYOUT_NEGATIVE,                 /* inputs only: the first axis runs backwards */
@@ -102,10 +102,18 @@ static UNUSED void view_put(const oc_view *view, int64_t i, double value) {
   const int64_t o = index_offset(view, i);
   switch (view->dtype) {
   case OC_BOOL:
-  case OC_U8: ((uint8_t *)view->data)[o] = (uint8_t)value; break;
-  case OC_I32: ((int32_t *)view->data)[o] = (int32_t)value; break;
-  case OC_I64: ((int64_t *)view->data)[o] = (int64_t)value; break;
-  default: oc__store1_f64(view, o, value); break;
+  case OC_U8:
+    ((uint8_t *)view->data)[o] = (uint8_t)value;
+    break;
+  case OC_I32:
+    ((int32_t *)view->data)[o] = (int32_t)value;
+    break;
+  case OC_I64:
+    ((int64_t *)view->data)[o] = (int64_t)value;
+    break;
+  default:
+    oc__store1_f64(view, o, value);
+    break;
   }
 }
 
@@ -155,7 +163,8 @@ static UNUSED void assert_same_bits(const oc_view *got, const oc_view *want, con
   if (differ)
     fail_msg("%s: %lld of %lld differ, first at %lld: got %.9g (%#llx), wanted %.9g (%#llx)", what, (long long)differ,
              (long long)oc_view_count(want), (long long)first, view_get(got, first),
-             (unsigned long long)view_bits(got, first), view_get(want, first), (unsigned long long)view_bits(want, first));
+             (unsigned long long)view_bits(got, first), view_get(want, first),
+             (unsigned long long)view_bits(want, first));
 }
 
 typedef struct error_sum {
@@ -182,8 +191,8 @@ static UNUSED double unit_roundoff(oc_dtype dtype) {
   return dtype == OC_BF16 ? 0x1p-8 : dtype == OC_F16 ? 0x1p-11 : dtype == OC_F64 ? 0x1p-53 : 0x1p-24;
 }
 
-/* The bound of the ladder: root mean square of the error at most 1.5 times the f32 reference's own, the largest error (one
- * element's luck) at most 3 times; below two units of the last place of the largest value nothing is asked. */
+/* The bound of the ladder: root mean square of the error at most 1.5 times the f32 reference's own, the largest error
+ * (one element's luck) at most 3 times; below two units of the last place of the largest value nothing is asked. */
 static UNUSED void assert_bound(error_sum got, error_sum reference, oc_dtype dtype, const char *what) {
   const double floor = 4.0 * unit_roundoff(dtype) * reference.value;
   assert_true(isfinite(reference.largest));
@@ -192,7 +201,7 @@ static UNUSED void assert_bound(error_sum got, error_sum reference, oc_dtype dty
              reference.rms, reference.largest, reference.value);
 }
 
-/* ---- members --------------------------------------------------------------------------------------------------------- */
+/* ---- members ----------------------------------------------------------------------------------------------------- */
 
 /* Runs a member with a workspace of exactly what it asks for, full of NaN, between guards. */
 static UNUSED oc_status member_run(const oc_member *member, const void *call, int threads, oc_err *err) {
@@ -217,8 +226,10 @@ static UNUSED int members_here(oc_family family, const char *row, const oc_membe
   const oc_member *all = oc_family_members(family, &count);
   for (int i = 0; i < count; i++) {
     if (strcmp(all[i].row, row) != 0 || strcmp(all[i].device, "cpu") != 0) continue;
-    if (all[i].isa > oc_cpu_facts()->isa) print_message("skipped: %s, the processor lacks it\n", all[i].name);
-    else if (found < 4) members[found++] = &all[i];
+    if (all[i].isa > oc_cpu_facts()->isa)
+      print_message("skipped: %s, the processor lacks it\n", all[i].name);
+    else if (found < 4)
+      members[found++] = &all[i];
   }
   return found;
 }

@@ -48,8 +48,8 @@ static void fixture_hear(const char *text, size_t bytes, void *context) {
 
 static int fixture_setup(void **state) {
   (void)state;
-  unsetenv("RANK");
-  unsetenv("OPT_CORE_RANK");
+  static const char *const ranks[] = {"OPT_CORE_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+  for (int i = 0; i < 5; i++) unsetenv(ranks[i]);
   strcpy(fixture_dir, "/tmp/opt_core_test_XXXXXX");
   if (!mkdtemp(fixture_dir)) return -1;
   fixture_bytes = 0;
@@ -92,7 +92,7 @@ static oc_run_options fixture_options(oc_mode mode) {
                           .manifest = fixture_dir};
 }
 
-static oc_run *fixture_open(oc_run_options options) {
+static inline oc_run *fixture_open(oc_run_options options) {
   oc_run *run = NULL;
   oc_err err = {0};
   if (oc_run_open(&options, &run, &err) != OC_OK) fail_msg("open: %s", err.detail);
@@ -106,6 +106,16 @@ static inline void fixture_serve(oc_run *run, int lever, const char *row, int co
   for (int i = 0; i < count; i++) {
     oc_run_call(run, lever);
     oc_run_claim(run, lever);
+    oc_run_settle(run, slot);
+  }
+}
+
+/* `count` calls that are left to the stock op. */
+static inline void fixture_stock(oc_run *run, int lever, const char *name, const char *word, int count) {
+  int slot = -1;
+  assert_int_equal(oc_run_slot(run, lever, OC_SLOT_STOCK, "triattn", name, word, &slot, NULL), OC_OK);
+  for (int i = 0; i < count; i++) {
+    oc_run_call(run, lever);
     oc_run_settle(run, slot);
   }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of simd.h, rows.h and gemm.h at one level. Included by test_simd*.c, once a level, after the level is chosen. */
+/* Tests of simd.h, rows.h and gemm.h at one level. Included by test_simd*.c, once a level, after the level is chosen.
+ */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,9 +39,12 @@ static void test_exp(void **state) {
   for (uint64_t bits = 0; bits <= 0xffffffffu; bits += 251) {
     const float x = oc__bits_f32((uint32_t)bits), y = exp_lane(x);
     executed++;
-    if (isnan(x)) assert_true(isnan(y));
-    else if (x < -0x1.5d589ep+6f) assert_true(y == 0.0f && !signbit(y));
-    else if (x > 0x1.62e42ep+6f) assert_true(y == INFINITY);
+    if (isnan(x))
+      assert_true(isnan(y));
+    else if (x < -0x1.5d589ep+6f)
+      assert_true(y == 0.0f && !signbit(y));
+    else if (x > 0x1.62e42ep+6f)
+      assert_true(y == INFINITY);
     else {
       const double u = ulps(y, exp((double)x));
       if (u > worst) worst = u, worst_at = x;
@@ -75,7 +79,7 @@ static void test_sigmoid(void **state) {
   assert_true(isnan(out[0]));
 }
 
-/* ---- narrow types: every pattern ------------------------------------------------------------------------------------- */
+/* ---- narrow types: every pattern --------------------------------------------------------------------------------- */
 
 /* The value by the definition of the format, without bit tricks. */
 static double decode(uint16_t h, int exponent_bits) {
@@ -121,7 +125,8 @@ static void check_narrowing(int exponent_bits) {
   for (uint16_t h = 0; h < infinity; h++) {
     const double low = decode(h, exponent_bits);
     /* past the largest value the next step would be where the format has its infinity */
-    const double high = h + 1 == infinity ? 2.0 * low - decode((uint16_t)(h - 1), exponent_bits) : decode((uint16_t)(h + 1), exponent_bits);
+    const double high = h + 1 == infinity ? 2.0 * low - decode((uint16_t)(h - 1), exponent_bits)
+                                          : decode((uint16_t)(h + 1), exponent_bits);
     const float middle = (float)(low + (high - low) / 2.0);
     const uint16_t even = (uint16_t)(h & 1 ? h + 1 : h);
     assert_true((double)middle == low + (high - low) / 2.0);
@@ -153,7 +158,7 @@ static void test_f16(void **state) {
   check_narrowing(5);
 }
 
-/* ---- vectors ----------------------------------------------------------------------------------------------------------- */
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
 /* Partial loads and stores next to a page that may not be touched. */
 static void test_partial_lanes(void **state) {
@@ -185,10 +190,10 @@ static void test_arithmetic(void **state) {
     c[i] = (float)(5 * i + 1);
     sum += a[i];
   }
-#define EACH(expression, want)                                   \
-  do {                                                           \
-    vf_store(out, expression);                                   \
-    for (int i = 0; i < OC_VL; i++) assert_true(out[i] == (want)); \
+#define EACH(expression, want)                                                                                         \
+  do {                                                                                                                 \
+    vf_store(out, expression);                                                                                         \
+    for (int i = 0; i < OC_VL; i++) assert_true(out[i] == (want));                                                     \
   } while (0)
   const vf va = vf_load(a), vb = vf_load(b), vc = vf_load(c);
   EACH(vf_add(va, vb), a[i] + b[i]);
@@ -210,7 +215,7 @@ static void test_arithmetic(void **state) {
   assert_true(vf_largest(vf_sub(vf_zero(), va)) == 3.0f);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------------------- */
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 static void test_rows(void **state) {
   (void)state;
@@ -224,13 +229,27 @@ static void test_rows(void **state) {
         const oc_view view = {.data = memory, .dtype = dtypes[d], .rank = 1};
         for (int64_t i = 0; i < 128; i++) {
           switch (dtypes[d]) {
-          case OC_F32: ((float *)memory)[i] = (float)(i - 60); break;
-          case OC_BF16: ((uint16_t *)memory)[i] = oc__to_bf16((float)(i - 60)); break;
-          case OC_F16: ((uint16_t *)memory)[i] = oc__to_f16((float)(i - 60)); break;
-          case OC_F64: memory[i] = (double)(i - 60); break;
-          case OC_I32: ((int32_t *)memory)[i] = (int32_t)(i - 60); break;
-          case OC_I64: ((int64_t *)memory)[i] = i - 60; break;
-          default: ((uint8_t *)memory)[i] = (uint8_t)(i % 4); break;
+          case OC_F32:
+            ((float *)memory)[i] = (float)(i - 60);
+            break;
+          case OC_BF16:
+            ((uint16_t *)memory)[i] = oc__to_bf16((float)(i - 60));
+            break;
+          case OC_F16:
+            ((uint16_t *)memory)[i] = oc__to_f16((float)(i - 60));
+            break;
+          case OC_F64:
+            memory[i] = (double)(i - 60);
+            break;
+          case OC_I32:
+            ((int32_t *)memory)[i] = (int32_t)(i - 60);
+            break;
+          case OC_I64:
+            ((int64_t *)memory)[i] = i - 60;
+            break;
+          default:
+            ((uint8_t *)memory)[i] = (uint8_t)(i % 4);
+            break;
           }
         }
         float out[41];
@@ -239,7 +258,9 @@ static void test_rows(void **state) {
         oc__row_load(&view, first, strides[s], n, out);
         for (int64_t i = 0; i < n; i++) {
           const int64_t at = first + i * strides[s];
-          const float want = dtypes[d] == OC_BOOL ? (float)(at % 4 != 0) : dtypes[d] == OC_U8 ? (float)(at % 4) : (float)(at - 60);
+          const float want = dtypes[d] == OC_BOOL ? (float)(at % 4 != 0)
+                             : dtypes[d] == OC_U8 ? (float)(at % 4)
+                                                  : (float)(at - 60);
           assert_true(out[i] == want);
         }
         assert_true(out[n] == 777.0f);
@@ -253,10 +274,11 @@ static void test_rows(void **state) {
       }
   assert_int_equal(executed, 8 * 5 * 41);
   assert_true(oc__round_to(1.0f + 0x1p-9f, OC_BF16) == 1.0f && oc__round_to(1.0f + 0x1p-9f, OC_F16) == 1.0f + 0x1p-9f);
-  assert_true(oc__round_to(1.0f + 0x1p-12f, OC_F16) == 1.0f && oc__round_to(1.0f + 0x1p-12f, OC_F32) == 1.0f + 0x1p-12f);
+  assert_true(oc__round_to(1.0f + 0x1p-12f, OC_F16) == 1.0f &&
+              oc__round_to(1.0f + 0x1p-12f, OC_F32) == 1.0f + 0x1p-12f);
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 static void test_transpose(void **state) {
   (void)state;
@@ -331,10 +353,11 @@ static void test_gemm_rows_stand_alone(void **state) {
 
 static int run_checks(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_exp),           cmocka_unit_test(test_sigmoid),    cmocka_unit_test(test_bf16),
-      cmocka_unit_test(test_f16),           cmocka_unit_test(test_partial_lanes), cmocka_unit_test(test_arithmetic),
-      cmocka_unit_test(test_rows),          cmocka_unit_test(test_transpose),  cmocka_unit_test(test_gemm_tails),
-      cmocka_unit_test(test_gemm_rows_stand_alone),
+      cmocka_unit_test(test_exp),           cmocka_unit_test(test_sigmoid),
+      cmocka_unit_test(test_bf16),          cmocka_unit_test(test_f16),
+      cmocka_unit_test(test_partial_lanes), cmocka_unit_test(test_arithmetic),
+      cmocka_unit_test(test_rows),          cmocka_unit_test(test_transpose),
+      cmocka_unit_test(test_gemm_tails),    cmocka_unit_test(test_gemm_rows_stand_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -146,8 +146,9 @@ static void test_bad_values(void **state) {
       {"h", "{}", "h is no [low, high)"},
       {"row", "\"cpux\"", "row cpux has no member"},
       {"row", "\"stock\"", "row stock has no member"},
-      {"fallback", "\"cpu\"", "fallback cpu"},
-      {"fallback", "\"none\"", "fallback none"},
+      {"fallback", "\"cpu\"", "fallback cpu is not stock"},
+      {"fallback", "\"none\"", "fallback none is not stock"},
+      {"fallback", "\"exact\"", "fallback exact is not stock"},
       {"us", "0", "us is 0"},
       {"us", "-1", "us is -1"},
       {"us", "\"1\"", "us is no number"},
@@ -171,7 +172,7 @@ static void test_bad_values(void **state) {
   int cases = 0;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++, cases++)
     check_refused(changed(rows[i].key, rows[i].value), rows[i].part);
-  assert_int_equal(cases, 49);
+  assert_int_equal(cases, 50);
 }
 
 static void test_bad_tables(void **state) {

@@ -20,8 +20,7 @@
 #include "compare/compare.h"
 #include "compare/tree.h"
 
-/* ---- what the sink heard ------------------------------------------------------------------------------------------
- */
+/* ---- what the sink heard ----------------------------------------------------------------------------------------- */
 
 typedef struct heard {
   int count;
@@ -57,8 +56,7 @@ static oc_compare_result trees(const char *a, const char *b, double absolute, co
   return result;
 }
 
-/* ---- files made here ----------------------------------------------------------------------------------------------
- */
+/* ---- files made here --------------------------------------------------------------------------------------------- */
 
 static char dir[64];
 
@@ -118,8 +116,7 @@ static oc_verdict files(const char *ending, const char *a, const char *b, double
   return trees(path_of(name_a), path_of(name_b), absolute, NULL, h).verdict;
 }
 
-/* ---- golden trees -------------------------------------------------------------------------------------------------
- */
+/* ---- golden trees ------------------------------------------------------------------------------------------------ */
 
 #define GOLDEN OC_TEST_DATA "/compare/"
 
@@ -184,8 +181,7 @@ static void test_far_trees_show_every_kind_of_difference(void **state) {
   assert_int_equal(h.count, 7);
 }
 
-/* ---- classes ------------------------------------------------------------------------------------------------------
- */
+/* ---- classes ----------------------------------------------------------------------------------------------------- */
 
 static void test_nan_and_infinity(void **state) {
   (void)state;
@@ -274,8 +270,7 @@ static void test_a_locale_with_decimal_commas_changes_nothing(void **state) {
   setlocale(LC_ALL, "C");
 }
 
-/* ---- arrays -------------------------------------------------------------------------------------------------------
- */
+/* ---- arrays ------------------------------------------------------------------------------------------------------ */
 
 static void test_every_element_type_counts_one_changed_number(void **state) {
   (void)state;
@@ -451,8 +446,7 @@ static void test_archive_members_missing_and_extra(void **state) {
   assert_int_equal(trees(path_of("b.npz"), path_of("b.npz"), 0, NULL, &h).numbers, 0);
 }
 
-/* ---- structures ---------------------------------------------------------------------------------------------------
- */
+/* ---- structures -------------------------------------------------------------------------------------------------- */
 
 #define ATOM_HEAD "ATOM      1  CA  MET A   1    "
 
@@ -502,8 +496,7 @@ static void test_cif_values(void **state) {
       fail_msg("case %zu: %s %s", i, cases[i].a, cases[i].b);
 }
 
-/* ---- rules --------------------------------------------------------------------------------------------------------
- */
+/* ---- rules ------------------------------------------------------------------------------------------------------- */
 
 static void test_rules(void **state) {
   (void)state;
@@ -566,8 +559,7 @@ static void test_bad_arguments(void **state) {
   assert_string_equal(oc_verdict_word((oc_verdict)99), "unknown");
 }
 
-/* ---- trees --------------------------------------------------------------------------------------------------------
- */
+/* ---- trees ------------------------------------------------------------------------------------------------------- */
 
 static void make_dirs(void) {
   char command[512];
@@ -621,6 +613,42 @@ static void test_records(void **state) {
   assert_true(oc__tree_is_record("sub/opt_manifest.rank3.json"));
 }
 
+/* 1700000000 is 2023-11-14T22:13:20Z. */
+static void test_files_older_than_the_run(void **state) {
+  (void)state;
+  static const struct {
+    int seconds; /* of the file against the start of the run */
+    const char *state;
+    oc_verdict verdict;
+  } rows[] = {{-1, "finished", OC_VERDICT_EQUAL},        {-2, "closed", OC_VERDICT_EQUAL},
+              {-3, "finished", OC_VERDICT_UNFINISHED},   {-3, "refused", OC_VERDICT_UNFINISHED},
+              {-86400, "closed", OC_VERDICT_UNFINISHED}, {5, "finished", OC_VERDICT_EQUAL}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    heard h;
+    char record[128];
+    make_dirs();
+    put("A/x.txt", "1\n");
+    put("B/x.txt", "1\n");
+    snprintf(record, sizeof record, "{\"state\": \"%s\", \"started\": \"2023-11-14T22:13:20Z\"}", rows[i].state);
+    put("B/opt_manifest.json", record);
+    age("B/x.txt", rows[i].seconds);
+    age("B/opt_manifest.json", 10);
+    assert_int_equal(sides(&h).verdict, rows[i].verdict);
+    if (rows[i].verdict == OC_VERDICT_UNFINISHED) find(&h, "x.txt", "state of b: older than the run of the record");
+  }
+  heard h; /* the last row's tree, its file stale again */
+  age("B/x.txt", -60);
+  assert_int_equal(
+      trees(path_of("A"), path_of("B"), 0, "{\"x.*\": {\"*\": \"ignore\"}, \"*\": {\"*\": \"exact\"}}", &h).verdict,
+      OC_VERDICT_MISSING); /* left out by rule: nothing else is there to compare */
+  put("B/opt_manifest.rank1.json", "{\"state\": \"finished\", \"started\": \"2023-11-14T22:12:20Z\"}");
+  age("B/opt_manifest.rank1.json", 10);
+  assert_int_equal(sides(&h).verdict, OC_VERDICT_EQUAL); /* the first start of several counts */
+  put("B/opt_manifest.rank1.json", "{\"state\": \"finished\", \"started\": \"yesterday\"}");
+  age("B/opt_manifest.rank1.json", 10);
+  assert_int_equal(sides(&h).verdict, OC_VERDICT_EQUAL);
+}
+
 static void test_links_and_odd_files(void **state) {
   (void)state;
   heard h;
@@ -662,6 +690,7 @@ int main(void) {
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_empty_folders_are_not_equal),
       cmocka_unit_test(test_records),
+      cmocka_unit_test(test_files_older_than_the_run),
       cmocka_unit_test(test_links_and_odd_files),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

@@ -13,7 +13,8 @@
 
 #define BIT(n) ((uint32_t)1 << (n))
 
-static const oc__cpuid zen4 = {.leaf1_ecx = BIT(12) | BIT(27) | BIT(28) | BIT(29),
+static const oc__cpuid zen4 = {.leaf1_ecx = BIT(0) | BIT(9) | BIT(13) | BIT(19) | BIT(20) | BIT(23) | BIT(12) |
+                                            BIT(27) | BIT(28) | BIT(29),
                                .leaf7_ebx = BIT(3) | BIT(5) | BIT(8) | BIT(16) | BIT(17) | BIT(30) | BIT(31),
                                .leaf7_1_eax = BIT(5),
                                .xcr0 = 0xe7};
@@ -60,7 +61,37 @@ static void test_every_bit_counts(void **state) {
       cases++;
     }
   }
-  assert_int_equal(cases, 4 + 7 + 5);
+#if defined(__x86_64__)
+  assert_int_equal(cases, 10 + 7 + 5);
+#endif
+}
+
+/* The generic members are compiled for x86-64-v2: a processor without one of its bits is refused, whatever else it has.
+ */
+static void test_a_processor_below_the_base_level(void **state) {
+  (void)state;
+#if defined(__x86_64__)
+  static const int base[] = {0, 9, 13, 19, 20, 23}; /* SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT */
+  int refused = 0;
+  for (int bit = 0; bit < 32; bit++) {
+    oc__cpuid id = zen4;
+    id.leaf1_ecx &= ~BIT(bit);
+    int is_base = 0;
+    for (size_t i = 0; i < sizeof base / sizeof *base; i++) is_base |= base[i] == bit;
+    assert_int_equal(oc__cpu_has_base(&id), !is_base);
+    refused += is_base;
+  }
+  assert_int_equal(refused, 6);
+#endif
+  static const char *const words[] = {NULL, "", "generic", "avx2"};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    oc_isa isa = OC_ISA_COUNT;
+    oc_err err = {0};
+    assert_int_equal(oc__cpu_isa_choose(OC_ISA_GENERIC, 0, words[i], &isa, &err), OC_REFUSED);
+    assert_int_equal(err.reason, OC_REASON_ARCH);
+    assert_string_equal(err.detail, "generic!=x86-64-v2");
+    assert_int_equal(isa, OC_ISA_COUNT);
+  }
 }
 
 static void test_words(void **state) {
@@ -145,16 +176,19 @@ static void test_isa_above_the_machine(void **state) {
   (void)state;
   oc_isa isa = OC_ISA_COUNT;
   oc_err err = {0};
-  assert_int_equal(oc__cpu_isa_choose(OC_ISA_GENERIC, "avx512", &isa, &err), OC_REFUSED);
+  assert_int_equal(oc__cpu_isa_choose(OC_ISA_GENERIC, 1, "avx512", &isa, &err), OC_REFUSED);
   assert_int_equal(err.reason, OC_REASON_ARCH);
   assert_string_equal(err.detail, "generic!=avx512");
   assert_int_equal(isa, OC_ISA_COUNT);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_levels),       cmocka_unit_test(test_every_bit_counts),
-      cmocka_unit_test(test_words),        cmocka_unit_test(test_facts_agree_with_the_kernel),
-      cmocka_unit_test(test_isa_variable), cmocka_unit_test(test_isa_above_the_machine)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels),
+                                     cmocka_unit_test(test_every_bit_counts),
+                                     cmocka_unit_test(test_words),
+                                     cmocka_unit_test(test_facts_agree_with_the_kernel),
+                                     cmocka_unit_test(test_isa_variable),
+                                     cmocka_unit_test(test_isa_above_the_machine),
+                                     cmocka_unit_test(test_a_processor_below_the_base_level)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

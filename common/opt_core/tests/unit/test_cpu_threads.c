@@ -9,7 +9,9 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 #include <omp.h>
 #endif
 
+#include "devices/cpu/parallel.h"
 #include "devices/cpu/threads.h"
 #include "opt_core/device.h"
 
@@ -106,19 +109,58 @@ static void test_malformed(void **state) {
 #ifdef _OPENMP
 static int in_child(int (*body)(void)) {
   pid_t child = fork();
-  if (child == 0) _exit(body());
+  if (child == 0) {
+    alarm(60); /* a region on a pool whose threads are gone waits for ever */
+    _exit(body());
+  }
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);
   assert_true(WIFEXITED(status));
   return WEXITSTATUS(status);
 }
 
-/* First of the pool's tests: it needs a process that has not used the pool. */
-static void test_fork_before_use_keeps_threads(void **state) {
+static int grandchild(void) { return in_child(oc_cpu_threads); }
+
+enum { BLOCKS = 1000 };
+
+typedef struct shares {
+  atomic_int blocks, others; /* blocks run; those among them that another thread than the caller's ran */
+} shares;
+
+static pthread_t caller;
+
+static void take_block(int64_t block, int thread, void *context) {
+  (void)block;
+  shares *work = context;
+  atomic_fetch_add(&work->blocks, 1);
+  if (thread != 0 || !pthread_equal(pthread_self(), caller)) atomic_fetch_add(&work->others, 1);
+}
+
+/* 0 when neither an explicit nor the default count starts a thread, and all blocks run. */
+static int run_regions(void) {
+  shares work = {0};
+  caller = pthread_self();
+  if (oc__thread_count(4, 100) != 1 || oc__thread_count(0, 100) != 1 || oc__thread_count(4, 0) != 1) return 1;
+  oc__parallel(BLOCKS, oc__thread_count(4, BLOCKS), take_block, &work);
+  oc__parallel(BLOCKS, 4, take_block, &work); /* a count from before the fork */
+  return atomic_load(&work.blocks) == 2 * BLOCKS && atomic_load(&work.others) == 0 ? 0 : 2;
+}
+
+static int processors_granted(void) {
+  cpu_set_t mask;
+  int limit = oc__cgroup_processors("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 0;
+  return limit > 0 && limit < CPU_COUNT(&mask) ? limit : CPU_COUNT(&mask);
+}
+
+/* First of the pool's tests: this process has not used the pool, and the library cannot know that. */
+static void test_fork_without_a_region(void **state) {
   (void)state;
   omp_set_num_threads(64);
-  int in_fork = in_child(oc_cpu_threads);
-  assert_int_equal(in_fork, oc_cpu_threads());
+  assert_int_equal(in_child(oc_cpu_threads), 1);
+  assert_int_equal(in_child(grandchild), 1);
+  assert_int_equal(in_child(run_regions), 0);
+  assert_false(oc__is_forked());
 }
 
 static void test_follows_the_framework(void **state) {
@@ -149,25 +191,59 @@ static void test_affinity_bounds(void **state) {
   assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
-static int grandchild(void) { return in_child(oc_cpu_threads); }
-
-static void test_fork_after_use(void **state) {
+/* The pool's user here is this test, as a framework is elsewhere: the library has no part in it. */
+static void test_fork_after_a_foreign_region(void **state) {
   (void)state;
-  oc__cpu_pool_used();
+  int members = 0;
+#pragma omp parallel num_threads(4)
+#pragma omp atomic
+  members++;
+  assert_in_range(members, 1, 4);
   omp_set_num_threads(8);
   assert_int_equal(in_child(oc_cpu_threads), 1);
   assert_int_equal(in_child(grandchild), 1);
+  assert_int_equal(in_child(run_regions), 0);
+  assert_false(oc__is_forked());
+  assert_int_equal(oc__thread_count(4, 100), 4); /* the parent keeps what it asked for */
+}
+
+static void test_fork_after_our_region(void **state) {
+  (void)state;
+  shares work = {0};
+  oc__parallel(BLOCKS, 4, take_block, &work);
+  assert_int_equal(work.blocks, BLOCKS);
+  omp_set_num_threads(8);
+  assert_int_equal(in_child(oc_cpu_threads), 1);
+  assert_int_equal(in_child(run_regions), 0);
   assert_true(oc_cpu_threads() >= 1);
+}
+
+/* A child that execs is a new process: it has what this one has under the same setting. */
+static int exec_self(void) {
+  setenv("OMP_NUM_THREADS", "2", 1);
+  execl("/proc/self/exe", "test_cpu_threads", "count", (char *)NULL);
+  return 99;
+}
+
+static void test_fork_and_exec(void **state) {
+  (void)state;
+  omp_set_num_threads(2);
+  int here = oc_cpu_threads();
+  assert_int_equal(in_child(exec_self), here);
+  if (processors_granted() >= 2) assert_int_equal(here, 2);
 }
 #endif
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc == 2 && strcmp(argv[1], "count") == 0) return oc_cpu_threads(); /* exec_self */
   const struct CMUnitTest tests[] = {
 #ifdef _OPENMP
-      cmocka_unit_test(test_fork_before_use_keeps_threads),
+      cmocka_unit_test(test_fork_without_a_region),
       cmocka_unit_test(test_follows_the_framework),
       cmocka_unit_test(test_affinity_bounds),
-      cmocka_unit_test(test_fork_after_use),
+      cmocka_unit_test(test_fork_after_a_foreign_region),
+      cmocka_unit_test(test_fork_after_our_region),
+      cmocka_unit_test(test_fork_and_exec),
 #endif
       cmocka_unit_test_setup_teardown(test_version_2, make_root, remove_root),
       cmocka_unit_test_setup_teardown(test_version_1, make_root, remove_root),

@@ -166,6 +166,90 @@ static void test_names(void **state) {
   oc_run_free(second);
 }
 
+/* The first number of the list is the rank, whatever else is set. */
+static void test_ranks(void **state) {
+  (void)state;
+  static const char *const names[] = {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK", "OPT_CORE_RANK"};
+  for (int i = 0; i < 5; i++) { /* each goes before those that were set already */
+    char rank[16];
+    snprintf(rank, sizeof rank, "%d", i + 3);
+    setenv(names[i], rank, 1);
+    oc_run *run = fixture_open(fixture_options(OC_MODE_FAST));
+    expect_path(run, "opt_manifest.rank%d.json", i + 3);
+    oc_run_free(run);
+  }
+  unsetenv("OPT_CORE_RANK");
+  setenv("RANK", "-1", 1);
+  setenv("SLURM_PROCID", "", 1);
+  setenv("OMPI_COMM_WORLD_RANK", "12", 1);
+  oc_run *run = fixture_open(fixture_options(OC_MODE_FAST));
+  expect_path(run, "opt_manifest.rank12.json");
+  oc_run_free(run);
+  for (int i = 0; i < 5; i++) unsetenv(names[i]);
+}
+
+/* A record by hand, of pid here or elsewhere. */
+static void write_record(const char *name, const char *host, const char *state, pid_t pid) {
+  char path[PATH_MAX + 300];
+  in_dir(path, name);
+  FILE *file = fopen(path, "w");
+  fprintf(file, "{\"state\":\"%s\",\"process\":{\"host\":\"%s\",\"pid\":%ld,\"start_ticks\":1,\"serial\":1}}", state,
+          host, (long)pid);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void expect_host(const char *name, const char *host) {
+  char path[PATH_MAX + 300];
+  in_dir(path, name);
+  json_t *root = fixture_load(path);
+  assert_string_equal(text_at(json_object_get(root, "process"), "host"), host);
+  json_decref(root);
+}
+
+/* Nobody can ask another host whether its run lives: its `running` record stays, and pids may be the same there. */
+static void test_another_host(void **state) {
+  (void)state;
+  char here[256], part[65], name[256];
+  assert_int_equal(gethostname(here, sizeof here), 0);
+  snprintf(part, sizeof part, "%.64s", here);
+  for (char *at = part; *at; at++)
+    if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *at)) *at = '-';
+  oc_run_options options = fixture_options(OC_MODE_FAST);
+  write_record("opt_manifest.json", "elsewhere.net", "running", getpid());
+  oc_run *run = fixture_open(options);
+  expect_path(run, "opt_manifest.%s.%ld.json", part, (long)getpid());
+  oc_run *second = fixture_open(options);
+  expect_path(second, "opt_manifest.%s.%ld.2.json", part, (long)getpid());
+  oc_run_close(run, 0, NULL, NULL);
+  expect_state(oc_run_manifest_path(run), "finished", getpid());
+  expect_host("opt_manifest.json", "elsewhere.net");
+  oc_run_free(second);
+  oc_run_free(run);
+  write_record("opt_manifest.json", "elsewhere.net", "finished", getpid()); /* ended: free for the next */
+  run = fixture_open(options);
+  expect_path(run, "opt_manifest.json");
+  expect_host("opt_manifest.json", here);
+  oc_run_free(run);
+  write_record("opt_manifest.json", here, "running", getpid()); /* this host: that process is gone, its pid reused */
+  run = fixture_open(options);
+  expect_path(run, "opt_manifest.json");
+  oc_run_free(run);
+  options.is_child = 1; /* only another host's record brings the host into a name with a pid */
+  snprintf(name, sizeof name, "opt_manifest.%ld.json", (long)getpid());
+  write_record(name, "elsewhere.net", "running", getpid());
+  run = fixture_open(options);
+  expect_path(run, "opt_manifest.%s.%ld.json", part, (long)getpid());
+  expect_host(name, "elsewhere.net");
+  oc_run_free(run);
+  options.is_child = 0;
+  setenv("SLURM_PROCID", "5", 1);
+  write_record("opt_manifest.rank5.json", "elsewhere.net", "running", 1);
+  run = fixture_open(options);
+  expect_path(run, "opt_manifest.rank5.%s.%ld.json", part, (long)getpid());
+  oc_run_free(run);
+  unsetenv("SLURM_PROCID");
+}
+
 /* A relative name means the directory at opening, wherever the engine goes later. */
 static void test_relative_name(void **state) {
   (void)state;
@@ -523,6 +607,8 @@ static void test_file_replace_and_read(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {FIXTURE_TEST(test_what_it_holds),
                                      FIXTURE_TEST(test_names),
+                                     FIXTURE_TEST(test_ranks),
+                                     FIXTURE_TEST(test_another_host),
                                      FIXTURE_TEST(test_relative_name),
                                      FIXTURE_TEST(test_a_file_of_others_stays),
                                      FIXTURE_TEST(test_killed_run),

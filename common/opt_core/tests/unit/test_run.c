@@ -3,6 +3,7 @@
 #include "record_fixture.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <time.h>
 
 static void test_a_whole_run(void **state) {
@@ -81,11 +82,24 @@ static void expect_closed(void (*bend)(oc_run *run), const char *what) {
 }
 
 static void bend_nothing(oc_run *run) { (void)run; }
-static void bend_stock_only(oc_run *run) {
+static void bend_fallback_only(oc_run *run) { /* stock calls excuse no claim that failed */
   int slot;
-  oc_run_slot(run, ATTN, OC_SLOT_STOCK, "triattn", "c", "uncovered_cell", &slot, NULL);
+  fixture_stock(run, ATTN, "c", "uncovered_cell", 2);
+  oc_run_slot(run, ATTN, OC_SLOT_FALLBACK, "triattn", "cpu", "layout:odd", &slot, NULL);
   oc_run_call(run, ATTN);
+  oc_run_claim(run, ATTN);
   oc_run_settle(run, slot);
+}
+static void bend_stock_without_call(oc_run *run) {
+  int slot;
+  fixture_stock(run, ATTN, "c", "uncovered_cell", 2);
+  oc_run_slot(run, ATTN, OC_SLOT_STOCK, "triattn", "c", "uncovered_cell", &slot, NULL);
+  oc_run_settle(run, slot);
+}
+static void bend_stock_and_lost_instance(oc_run *run) {
+  fixture_stock(run, ATTN, "c", "uncovered_cell", 2);
+  oc_run_patched(run, ATTN, "Block", 2, NULL);
+  oc_run_still_patched(run, ATTN, "Block", 1, NULL);
 }
 static void bend_lost_call(oc_run *run) {
   fixture_serve(run, ATTN, "cpu", 3);
@@ -136,7 +150,9 @@ static void test_accounting_fails_closed(void **state) {
     void (*bend)(oc_run *run);
     const char *what;
   } table[] = {{bend_nothing, "attn: active, but served none of 0 calls"},
-               {bend_stock_only, "attn: active, but served none of 1 calls"},
+               {bend_fallback_only, "attn: active, but served none of 3 calls"},
+               {bend_stock_without_call, "attn: 2 calls, but 0 claimed + 3 stock"},
+               {bend_stock_and_lost_instance, "attn: Block: 2 patched, 1 still patched"},
                {bend_lost_call, "attn: 4 calls, but 3 claimed + 0 stock"},
                {bend_claim_without_end, "attn: 4 claimed, but 3 served + 0 fell back"},
                {bend_settled_twice, "attn: 3 claimed, but 4 served + 0 fell back"},
@@ -147,7 +163,251 @@ static void test_accounting_fails_closed(void **state) {
                {bend_no_such_slot, "-: 4 counts named no lever or no slot"}};
   int cases = 0;
   for (size_t i = 0; i < sizeof table / sizeof table[0]; i++, cases++) expect_closed(table[i].bend, table[i].what);
-  assert_int_equal(cases, 10);
+  assert_int_equal(cases, 12);
+}
+
+static const json_t *lever_at(const json_t *root, int lever) {
+  return json_array_get(json_object_get(root, "levers"), (size_t)lever);
+}
+
+/* Closes and expects the run's state; the manifest is the caller's. */
+static json_t *expect_end(oc_run *run, oc_status verdict, int exit_status, const char *state) {
+  int status = -1;
+  assert_int_equal(oc_run_close(run, 0, &status, NULL), verdict);
+  assert_int_equal(status, exit_status);
+  json_t *root = fixture_load(oc_run_manifest_path(run));
+  assert_string_equal(text_at(root, "state"), state);
+  assert_int_equal(number_at(root, "exit_status"), exit_status);
+  return root;
+}
+
+/* Every call was left to the stock op: refused by the word that is counted most, and no fault. */
+static void test_left_to_stock(void **state) {
+  (void)state;
+  static const struct {
+    oc_mode mode;
+    const char *name, *word, *reason;
+    int is_refused;
+  } table[] = {{OC_MODE_EXACT, "c.n<=16", "uncovered_cell", "uncovered_cell:c.n<=16", 0},
+               {OC_MODE_EXACT, "cpu", "proof", "proof:cpu", 0},
+               {OC_MODE_EXACT, "", "proof", "proof", 0},
+               {OC_MODE_FAST, "c.n<=16", "uncovered_cell", "uncovered_cell:c.n<=16", 1},
+               {OC_MODE_FAST, "cpu", "proof", "proof:cpu", 1}};
+  int cases = 0;
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++, cases++) {
+    fixture_bytes = 0;
+    oc_run *run = fixture_open(fixture_options(table[i].mode));
+    oc_run_lever_active(run, ATTN, "", NULL);
+    oc_run_activated(run, NULL);
+    fixture_stock(run, ATTN, "less", "uncovered_cell", 2);
+    fixture_stock(run, ATTN, table[i].name, table[i].word, 3);
+    fixture_stock(run, ATTN, "least", "proof", 1);
+    json_t *root =
+        table[i].is_refused ? expect_end(run, OC_REFUSED, 3, "refused") : expect_end(run, OC_OK, 0, "finished");
+    char line[200];
+    snprintf(line, sizeof line, "NOT ACTIVE: attn: %s\n", table[i].reason);
+    if (!said(line)) fail_msg("%s not in %s", line, fixture_lines);
+    assert_false(said("ACCOUNTING"));
+    assert_string_equal(text_at(lever_at(root, ATTN), "state"), "refused");
+    assert_string_equal(text_at(lever_at(root, ATTN), "reason"), table[i].reason);
+    assert_int_equal(json_array_size(json_object_get(root, "accounting")), 0);
+    const json_t *refusal = json_object_get(root, "refusal");
+    assert_int_equal(json_is_null(refusal), !table[i].is_refused);
+    if (table[i].is_refused) assert_string_equal(text_at(refusal, "reason"), table[i].reason);
+    json_decref(root);
+    oc_run_free(run);
+  }
+  assert_int_equal(cases, 5);
+}
+
+/* The lever that the close refuses excuses no other: the run came to its end. */
+static void test_left_to_stock_beside_others(void **state) {
+  (void)state;
+  oc_run *run = fixture_open(fixture_options(OC_MODE_FAST));
+  oc_run_lever_active(run, ATTN, "", NULL);
+  oc_run_lever_active(run, MUL, "", NULL);
+  fixture_stock(run, ATTN, "c", "uncovered_cell", 1);
+  json_t *root = expect_end(run, OC_REFUSED, 3, "refused");
+  assert_true(said("ACCOUNTING mul: active, but served none of 0 calls\n"));
+  assert_string_equal(text_at(lever_at(root, ATTN), "state"), "refused");
+  assert_string_equal(text_at(lever_at(root, MUL), "state"), "closed");
+  json_decref(root);
+  oc_run_free(run);
+  fixture_bytes = 0;
+  oc_run_options options = fixture_options(OC_MODE_FAST);
+  options.is_child = 1; /* a worker may have got the uncovered calls by chance */
+  run = fixture_open(options);
+  oc_run_lever_active(run, ATTN, "", NULL);
+  fixture_stock(run, ATTN, "c", "uncovered_cell", 1);
+  root = expect_end(run, OC_OK, 0, "finished");
+  assert_string_equal(text_at(lever_at(root, ATTN), "state"), "active");
+  assert_false(said("NOT ACTIVE"));
+  json_decref(root);
+  oc_run_free(run);
+}
+
+/* A run that was refused on its way owes its sums, and nothing that it did not get to. */
+static void test_refused_early(void **state) {
+  (void)state;
+  for (int by_lever = 0; by_lever < 2; by_lever++) {
+    for (int spoilt = 0; spoilt < 2; spoilt++) {
+      fixture_bytes = 0;
+      oc_run *run = fixture_open(fixture_options(OC_MODE_FAST));
+      oc_err why = {0};
+      OC_REFUSE(&why, ARCH, "x");
+      oc_run_lever_active(run, MUL, "", NULL);
+      oc_run_patched(run, MUL, "Block", 1, NULL);
+      oc_run_lever_active(run, COUNTED, "", NULL); /* wants 4 instances, has none */
+      if (by_lever)
+        assert_int_equal(oc_run_lever_refused(run, ATTN, &why, NULL), OC_REFUSED);
+      else
+        assert_int_equal(oc_run_refuse(run, "attn", &why, NULL), OC_OK);
+      if (spoilt) oc_run_call(run, MUL);
+      json_t *root = expect_end(run, OC_REFUSED, 3, "refused");
+      assert_int_equal(said("ACCOUNTING mul: 1 calls, but 0 claimed + 0 stock\n"), spoilt);
+      assert_int_equal(json_array_size(json_object_get(root, "accounting")), spoilt);
+      assert_false(said("ACCOUNTING counted"));
+      assert_string_equal(text_at(lever_at(root, MUL), "state"), spoilt ? "closed" : "active");
+      assert_string_equal(text_at(lever_at(root, COUNTED), "state"), "active");
+      json_decref(root);
+      oc_run_free(run);
+    }
+  }
+}
+
+static void test_counting_again_at_exit_changes_nothing(void **state) {
+  (void)state;
+  oc_run *run = fixture_open(fixture_options(OC_MODE_FAST));
+  oc_run_lever_active(run, COUNTED, "", NULL);
+  fixture_serve(run, COUNTED, "cpu", 1);
+  oc_run_patched(run, COUNTED, "Block", 4, NULL);
+  for (int i = 0; i < 3; i++) assert_int_equal(oc_run_still_patched(run, COUNTED, "Block", 4, NULL), OC_OK);
+  json_t *root = expect_end(run, OC_OK, 0, "finished");
+  assert_int_equal(number_at(json_array_get(json_object_get(root, "instances"), 0), "still_patched"), 4);
+  json_decref(root);
+  oc_run_free(run);
+}
+
+typedef struct sleeper { /* a thread that stays in a call of attn until it is let go */
+  oc_run *run;
+  int calls, claims;
+  pthread_mutex_t gate;
+  pthread_barrier_t inside;
+} sleeper;
+
+static void *stay_in_call(void *context) {
+  sleeper *s = context;
+  for (int i = 0; i < s->calls; i++) oc_run_call(s->run, ATTN);
+  for (int i = 0; i < s->claims; i++) oc_run_claim(s->run, ATTN);
+  pthread_barrier_wait(&s->inside);
+  pthread_mutex_lock(&s->gate);
+  pthread_mutex_unlock(&s->gate);
+  return NULL;
+}
+
+/* Calls that another thread is in when the run ends, or was ended in, are no fault; calls that were lost are. */
+static void test_calls_in_flight(void **state) {
+  (void)state;
+  static const struct {
+    int calls, claims, lost_here, is_joined, status;
+  } table[] = {{1, 0, 0, 0, 0}, {1, 1, 0, 0, 0}, {1, 0, 0, 1, 0},
+               {0, 0, 0, 0, 0}, {2, 0, 0, 0, 4}, /* one thread is in one call */
+               {0, 0, 1, 0, 4},                  /* the closing thread is in none, whatever threads there are */
+               {1, 0, 1, 0, 4}, {0, 1, 0, 0, 4}};
+  int cases = 0;
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++, cases++) {
+    fixture_bytes = 0;
+    sleeper s = {
+        .run = fixture_open(fixture_options(OC_MODE_FAST)), .calls = table[i].calls, .claims = table[i].claims};
+    oc_run_lever_active(s.run, ATTN, "", NULL);
+    fixture_serve(s.run, ATTN, "cpu", 3);
+    pthread_t thread;
+    pthread_mutex_init(&s.gate, NULL);
+    pthread_barrier_init(&s.inside, NULL, 2);
+    pthread_mutex_lock(&s.gate);
+    assert_int_equal(pthread_create(&thread, NULL, stay_in_call, &s), 0);
+    pthread_barrier_wait(&s.inside);
+    for (int k = 0; k < table[i].lost_here; k++) oc_run_call(s.run, ATTN);
+    if (table[i].is_joined) {
+      pthread_mutex_unlock(&s.gate);
+      pthread_join(thread, NULL);
+    }
+    int is_well = table[i].status == 0;
+    json_t *root = expect_end(s.run, is_well ? OC_OK : OC_CLOSED, table[i].status, is_well ? "finished" : "closed");
+    int flight = is_well ? table[i].calls : 0;
+    assert_int_equal(number_at(lever_at(root, ATTN), "in_flight"), flight);
+    assert_int_equal(said("NOTE calls in flight lever=attn count=1\n"), flight);
+    json_decref(root);
+    if (!table[i].is_joined) {
+      pthread_mutex_unlock(&s.gate);
+      pthread_join(thread, NULL);
+    }
+    pthread_mutex_destroy(&s.gate);
+    pthread_barrier_destroy(&s.inside);
+    oc_run_free(s.run);
+  }
+  assert_int_equal(cases, 8);
+}
+
+/* Calls left to the stock op and one in flight: refused all the same. */
+static void test_in_flight_and_left_to_stock(void **state) {
+  (void)state;
+  sleeper s = {.run = fixture_open(fixture_options(OC_MODE_EXACT)), .calls = 1};
+  oc_run_lever_active(s.run, ATTN, "", NULL);
+  fixture_stock(s.run, ATTN, "c", "proof", 3);
+  pthread_t thread;
+  pthread_mutex_init(&s.gate, NULL);
+  pthread_barrier_init(&s.inside, NULL, 2);
+  assert_int_equal(pthread_create(&thread, NULL, stay_in_call, &s), 0);
+  pthread_barrier_wait(&s.inside);
+  pthread_join(thread, NULL);
+  json_t *root = expect_end(s.run, OC_OK, 0, "finished");
+  assert_string_equal(text_at(lever_at(root, ATTN), "state"), "refused");
+  assert_int_equal(number_at(lever_at(root, ATTN), "in_flight"), 1);
+  json_decref(root);
+  pthread_mutex_destroy(&s.gate);
+  pthread_barrier_destroy(&s.inside);
+  oc_run_free(s.run);
+}
+
+typedef struct runner {
+  oc_run *run;
+  atomic_int ends;
+} runner;
+
+static void *call_on(void *context) {
+  runner *r = context;
+  int hit;
+  oc_run_slot(r->run, ATTN, OC_SLOT_HIT, "triattn", "cpu", "c", &hit, NULL);
+  while (!atomic_load(&r->ends)) {
+    oc_run_call(r->run, ATTN);
+    oc_run_claim(r->run, ATTN);
+    oc_run_settle(r->run, hit);
+  }
+  return NULL;
+}
+
+/* Threads that go on calling while the run ends never make a sum that does not hold. */
+static void test_close_among_callers(void **state) {
+  (void)state;
+  enum { CALLERS = 3, ROUNDS = 100 };
+  for (int round = 0; round < ROUNDS; round++) {
+    fixture_bytes = 0;
+    runner r = {.run = fixture_open(fixture_options(OC_MODE_FAST))};
+    oc_run_lever_active(r.run, ATTN, "", NULL);
+    fixture_serve(r.run, ATTN, "cpu", 1);
+    pthread_t thread[CALLERS];
+    for (int i = 0; i < CALLERS; i++) assert_int_equal(pthread_create(&thread[i], NULL, call_on, &r), 0);
+    while (oc_run_counts(r.run, ATTN).hits < 1000) usleep(100);
+    int status = -1;
+    oc_err err = {0};
+    oc_status verdict = oc_run_close(r.run, 0, &status, &err);
+    atomic_store(&r.ends, 1);
+    for (int i = 0; i < CALLERS; i++) pthread_join(thread[i], NULL);
+    if (verdict != OC_OK) fail_msg("round %d: %s", round, err.detail);
+    assert_int_equal(status, 0);
+    oc_run_free(r.run);
+  }
 }
 
 static void test_required_refusal(void **state) {
@@ -430,6 +690,13 @@ static void test_a_sink_that_calls_back(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {FIXTURE_TEST(test_a_whole_run),
                                      FIXTURE_TEST(test_accounting_fails_closed),
+                                     FIXTURE_TEST(test_left_to_stock),
+                                     FIXTURE_TEST(test_left_to_stock_beside_others),
+                                     FIXTURE_TEST(test_refused_early),
+                                     FIXTURE_TEST(test_counting_again_at_exit_changes_nothing),
+                                     FIXTURE_TEST(test_calls_in_flight),
+                                     FIXTURE_TEST(test_in_flight_and_left_to_stock),
+                                     FIXTURE_TEST(test_close_among_callers),
                                      FIXTURE_TEST(test_required_refusal),
                                      FIXTURE_TEST(test_exit_status),
                                      FIXTURE_TEST(test_lever_steps),

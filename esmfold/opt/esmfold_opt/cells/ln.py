@@ -8,12 +8,14 @@ def bind(lever):
     owner = lever.expect_class(MODULE, "EsmFoldPairToSequence", "forward", ("pairwise_state",))
     from opt_core import torch_glue
     from opt_core.kernels.ln import ln
+    from torch.nn import LayerNorm
 
     lever.expect_cells(torch_glue.stack())
+    parts = torch_glue.Parts({"layernorm": LayerNorm})
 
     def project(self, pairwise_state):
-        norm = self.layernorm
-        z, served = ln(pairwise_state, norm.weight, norm.bias, eps=norm.eps, tier=lever.mode)
+        (norm,) = parts(self)
+        z, served = ln(pairwise_state, norm.weight, norm.bias, eps=norm.eps, tier=lever.mode, rows_off=lever.rows_off)
         return self.linear(z), served
 
     def make(stock):

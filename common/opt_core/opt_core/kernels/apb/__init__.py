@@ -23,6 +23,7 @@ def apb(
     bias_first=False,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
 ):
     """Attention with a pair bias; returns (out, (cell, row, member)).
@@ -37,8 +38,8 @@ def apb(
     units      none
     ownership  out is new and contiguous, or the caller's. No overlap with inputs
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  none
     source     Abramson et al. 2024, algorithm 24
     """
@@ -60,10 +61,11 @@ def apb(
             bias_first=bias_first,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, q)
     return torch_glue.serve(
-        "apb", tier, (q, k, v, bias, mask, gate, y), (scale, mask_kind, mask_value, bias_first), row, y, out
+        "apb", tier, (q, k, v, bias, mask, gate, y), (scale, mask_kind, mask_value, bias_first), row, rows_off, y, out
     )
 
 

@@ -10,7 +10,8 @@
  *            also takes F64 (F64 q: it computes in double)
  * ownership  out must not overlap an input (BAD_ARG)
  * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
- * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D)
+ * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D), layout: (strides of out that may
+ *            lead two elements to one place)
  * exactness  none. Nk = 0 gives zeros. OC_MASK_ZERO acts after the bias
  * source     Abramson et al. 2024 (AlphaFold 3), algorithm 24
  */

@@ -459,6 +459,9 @@ static void test_refusals_and_bad_arguments(void **state) {
     EXPECT(call.out = call.q, OC_BAD_ARG, OC_REASON_NONE, "out overlaps q");
     EXPECT(call.out.data = (char *)call.bias.data - 4, OC_BAD_ARG, OC_REASON_NONE, "out overlaps bias");
     EXPECT(call.out.stride[2] = -4, OC_BAD_ARG, OC_REASON_NONE, "stride[2] of an output is -4");
+    EXPECT(call.out.stride[2] = 3, OC_REFUSED, OC_REASON_LAYOUT, "out: strides");
+    EXPECT(call.out.stride[1] = call.out.stride[2], OC_REFUSED, OC_REASON_LAYOUT, "out: strides");
+    EXPECT(call.out.stride[0] = 39, OC_REFUSED, OC_REASON_LAYOUT, "out: strides");
     EXPECT(call.k.shape[0] = 1, OC_BAD_ARG, OC_REASON_NONE, "k: shape[0] is 1, not 2");
     EXPECT(call.bias.shape[2] = 6, OC_BAD_ARG, OC_REASON_NONE, "bias: shape[2] is 6, not 5");
     EXPECT(call.mask.rank = 1, OC_BAD_ARG, OC_REASON_NONE, "mask: rank 1, not 2");
@@ -477,7 +480,7 @@ static void test_refusals_and_bad_arguments(void **state) {
     EXPECT((void)0, OC_REFUSED, OC_REASON_DTYPE, "q=f64");
     data_free(&x);
   }
-  assert_int_equal(executed, 14 * member_count);
+  assert_int_equal(executed, 17 * member_count);
 }
 
 static void test_class(void **state) {

@@ -21,6 +21,7 @@ def ln(
     out_dtype=None,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
 ):
     """Layer normalisation; returns (y, (cell, row, member)).
@@ -33,8 +34,8 @@ def ln(
     units      none
     ownership  y is new and contiguous, or `out`, which may be x itself
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  tier "exact": bits of torch.nn.functional.layer_norm on the proven stacks
     source     Ba, Kiros, Hinton 2016; Zhang, Sennrich 2019
     """
@@ -54,9 +55,12 @@ def ln(
             out_dtype=out_dtype,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, x, out_dtype)
-    return torch_glue.serve("ln", tier, (x, y, weight, bias), (eps, rms, fast_variance, norm_round), row, y, out)
+    return torch_glue.serve(
+        "ln", tier, (x, y, weight, bias), (eps, rms, fast_variance, norm_round), row, rows_off, y, out
+    )
 
 
 OPS = (

@@ -28,7 +28,8 @@ static oc_status check_same_shape(const oc_view *x, const oc_view *y, oc_err *er
   if (y->rank != x->rank) return OC_FAIL(err, BAD_ARG, 0, "y: rank %" PRId32 ", x has %" PRId32, y->rank, x->rank);
   for (int32_t a = 0; a < x->rank; a++)
     if (y->shape[a] != x->shape[a])
-      return OC_FAIL(err, BAD_ARG, 0, "y: shape[%" PRId32 "] is %" PRId64 ", x has %" PRId64, a, y->shape[a], x->shape[a]);
+      return OC_FAIL(err, BAD_ARG, 0, "y: shape[%" PRId32 "] is %" PRId64 ", x has %" PRId64, a, y->shape[a],
+                     x->shape[a]);
   return OC_OK;
 }
 

@@ -80,8 +80,10 @@ oc_status oc__ln_reference(const void *call, const oc_exec *exec, oc_err *err) {
   if (ln->x.shape[axes] == 0) return OC_OK;
   for (int64_t r = 0; r < rows; r++) {
     const int64_t x_offset = oc__rowset_offset(&x_rows, r), y_offset = oc__rowset_offset(&y_rows, r);
-    if (ln->x.dtype == OC_F64) row_f64(ln, x_offset, y_offset);
-    else row_f32(ln, x_offset, y_offset);
+    if (ln->x.dtype == OC_F64)
+      row_f64(ln, x_offset, y_offset);
+    else
+      row_f32(ln, x_offset, y_offset);
   }
   return OC_OK;
 }

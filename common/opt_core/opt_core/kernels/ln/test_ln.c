@@ -13,7 +13,8 @@
 #include "opt_core/ln.h"
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
-static const int64_t columns_list[] = {1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 64, 65, 100, 101, 127, 128, 129, 130, 255, 256, 257, 384};
+static const int64_t columns_list[] = {1,  2,   3,   5,   15,  16,  17,  31,  32,  33,  64,
+                                       65, 100, 101, 127, 128, 129, 130, 255, 256, 257, 384};
 static const oc_dtype stored[] = {OC_F32, OC_BF16, OC_F16};
 static const oc_member *members[4];
 static int member_count;
@@ -56,16 +57,18 @@ static void fill_random(fixture *f, double mean, double width) {
   }
 }
 
-/* Rows of 0, +-1, +-2 that add up to 0: sums are exact in any order, products by powers of two too, so every member has to
- * give the reference's bits. Weight and bias differ from column to column. */
+/* Rows of 0, +-1, +-2 that add up to 0: sums are exact in any order, products by powers of two too, so every member has
+ * to give the reference's bits. Weight and bias differ from column to column. */
 static void fill_order_free(fixture *f) {
   const int64_t n = f->x.view.shape[f->x.view.rank - 1], rows = n ? oc_view_count(&f->x.view) / n : 0;
   for (int64_t r = 0; r < rows; r++) {
     double sum = 0.0;
     for (int64_t c = 0; c < n; c++) {
       double v = (double)(random_below(5) - 2);
-      if (n - c <= 2 && fabs(sum) > 0.0) v = sum > 0 ? fmax(-sum, -2.0) : fmin(-sum, 2.0);
-      else if (fabs(sum + v) > 4.0 || c == n - 1) v = 0.0;
+      if (n - c <= 2 && fabs(sum) > 0.0)
+        v = sum > 0 ? fmax(-sum, -2.0) : fmin(-sum, 2.0);
+      else if (fabs(sum + v) > 4.0 || c == n - 1)
+        v = 0.0;
       if (c == n - 1 && sum == 0.0) v = 0.0;
       sum += v;
       view_put(&f->x.view, r * n + c, v);
@@ -112,8 +115,13 @@ static void test_order_free(void **state) {
   for (int c = 0; c < COUNT(columns_list); c++)
     for (int xl = 0; xl < LAYOUT_COUNT; xl++)
       for (int t = 0; t < COUNT(stored); t++) {
-        const shape_case sc = {3, {3, 13, columns_list[c]}, stored[t], stored[(t + xl) % 3], stored[(t + c) % 3],
-                               (layout_kind)xl, (layout_kind)((xl + c) % LAYOUT_COUNT)};
+        const shape_case sc = {3,
+                               {3, 13, columns_list[c]},
+                               stored[t],
+                               stored[(t + xl) % 3],
+                               stored[(t + c) % 3],
+                               (layout_kind)xl,
+                               (layout_kind)((xl + c) % LAYOUT_COUNT)};
         fixture f = make(&sc);
         fill_order_free(&f);
         f.ln.norm.rms = c % 4 == 1;
@@ -165,7 +173,8 @@ static void test_threads_and_rerun(void **state) {
   int executed = 0;
   random_state = 13;
   for (int d = 0; d < COUNT(stored); d++) {
-    const shape_case sc = {3, {37, 41, 130}, stored[d], stored[d], OC_F32, d == 1 ? LAYOUT_COLUMNS : LAYOUT_DENSE, LAYOUT_DENSE};
+    const shape_case sc = {
+        3, {37, 41, 130}, stored[d], stored[d], OC_F32, d == 1 ? LAYOUT_COLUMNS : LAYOUT_DENSE, LAYOUT_DENSE};
     fixture f = make(&sc);
     fill_random(&f, 0.5, 2.0);
     for (int m = 0; m < member_count; m++) {
@@ -225,23 +234,34 @@ static void test_chunks_and_in_place(void **state) {
   assert_int_equal(executed, (COUNT(cuts) + LAYOUT_COUNT) * member_count);
 }
 
-/* ---- bound ------------------------------------------------------------------------------------------------------------ */
+/* ---- bound ------------------------------------------------------------------------------------------------------- */
 
 enum { KINDS = 11 };
 
 static double value_of(int kind, int64_t row, int64_t c) {
   switch (kind) {
-  case 0: return random_normal();
-  case 1: return 2000.0 + random_normal();
-  case 2: return 1e4 + (double)random_below(4);
-  case 3: return 100.0 + 0.01 * random_normal();
-  case 4: return 0.0;
-  case 5: return 3.0;
-  case 6: return c == 7 ? 6e4 : random_normal();
-  case 7: return random_normal() * (row & 1 ? 1e10 : 1e18); /* squares stay finite */
-  case 8: return 1e-40 * random_normal();
-  case 9: return 40000.0 + (double)(c & 3);
-  default: return ldexp(random_normal(), (int)random_below(20) - 10);
+  case 0:
+    return random_normal();
+  case 1:
+    return 2000.0 + random_normal();
+  case 2:
+    return 1e4 + (double)random_below(4);
+  case 3:
+    return 100.0 + 0.01 * random_normal();
+  case 4:
+    return 0.0;
+  case 5:
+    return 3.0;
+  case 6:
+    return c == 7 ? 6e4 : random_normal();
+  case 7:
+    return random_normal() * (row & 1 ? 1e10 : 1e18); /* squares stay finite */
+  case 8:
+    return 1e-40 * random_normal();
+  case 9:
+    return 40000.0 + (double)(c & 3);
+  default:
+    return ldexp(random_normal(), (int)random_below(20) - 10);
   }
 }
 
@@ -272,7 +292,8 @@ static void test_bound(void **state) {
         const shape_case sc = {2, {24, columns[n]}, stored[d], stored[d], OC_F32, LAYOUT_DENSE, LAYOUT_DENSE};
         fixture f = make(&sc);
         fill_random(&f, 0.0, 1.0);
-        for (int64_t i = 0; i < oc_view_count(&f.x.view); i++) view_put(&f.x.view, i, value_of(kind, i / columns[n], i % columns[n]));
+        for (int64_t i = 0; i < oc_view_count(&f.x.view); i++)
+          view_put(&f.x.view, i, value_of(kind, i / columns[n], i % columns[n]));
         f.ln.norm.rms = kind == 0 && n % 2 == 1;
         f.ln.norm.fast_variance = kind == 10;
         tensor truth = truth_of(&f);
@@ -307,14 +328,17 @@ static void test_constant_rows_and_nan(void **state) {
       run_member(members[m], &f.ln, 1);
       for (int64_t i = 0; i < oc_view_count(&f.y.view); i++) {
         const double want = view_get(&f.bias.view, i % columns), got = view_get(&f.y.view, i);
-        if (!(fabs(got - want) <= 1e-6)) fail_msg("%s C=%lld: %g, wanted the bias %g", members[m]->name, (long long)columns, got, want);
+        if (!(fabs(got - want) <= 1e-6))
+          fail_msg("%s C=%lld: %g, wanted the bias %g", members[m]->name, (long long)columns, got, want);
       }
       view_put(&f.x.view, 2 * columns + columns / 2, NAN);
       tensor clean = tensor_f64(&f.y.view);
       run_member(members[m], &f.ln, 1);
       for (int64_t i = 0; i < oc_view_count(&f.y.view); i++) {
-        if (i / columns == 2) assert_true(isnan(view_get(&f.y.view, i)));
-        else assert_true(view_get(&f.y.view, i) == view_get(&clean.view, i));
+        if (i / columns == 2)
+          assert_true(isnan(view_get(&f.y.view, i)));
+        else
+          assert_true(view_get(&f.y.view, i) == view_get(&clean.view, i));
       }
       tensor_free(&clean);
       view_put(&f.x.view, 2 * columns + columns / 2, constants[2]);
@@ -325,7 +349,7 @@ static void test_constant_rows_and_nan(void **state) {
   assert_int_equal(executed, COUNT(columns_list) * member_count);
 }
 
-/* ---- edges ------------------------------------------------------------------------------------------------------------ */
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static void test_empty(void **state) {
   (void)state;
@@ -335,7 +359,8 @@ static void test_empty(void **state) {
   for (int m = 0; m < member_count; m++) all[m + 1] = members[m];
   for (int s = 0; s < COUNT(shapes); s++)
     for (int m = 0; m <= member_count; m++, executed++) {
-      shape_case sc = {3, {shapes[s][0], shapes[s][1], shapes[s][2]}, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE};
+      shape_case sc = {3,           {shapes[s][0], shapes[s][1], shapes[s][2]}, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE,
+                       LAYOUT_DENSE};
       fixture f = make(&sc);
       const oc_choice choice = {.member = all[m]};
       char workspace[4096];
@@ -362,7 +387,8 @@ static void test_64_bit_offsets(void **state) {
         skip();
       }
       const int64_t shape[2] = {axis == 0 ? 2 : 3, axis == 0 ? 16 : 2};
-      oc_ln call = {.x = oc_view_dense(x, OC_F32, 2, shape), .y = oc_view_dense(y, OC_F32, 2, shape), .norm = {.eps = 1e-5f}};
+      oc_ln call = {
+          .x = oc_view_dense(x, OC_F32, 2, shape), .y = oc_view_dense(y, OC_F32, 2, shape), .norm = {.eps = 1e-5f}};
       call.x.stride[axis] = call.y.stride[axis] = far_apart;
       call.x.stride[1 - axis] = call.y.stride[1 - axis] = 1;
       for (int64_t i = 0; i < shape[0] * shape[1]; i++) view_put(&call.x, i, (double)(i * i % 11));
@@ -379,10 +405,10 @@ static void test_64_bit_offsets(void **state) {
     }
 }
 
-/* ---- refusals and wrong calls ------------------------------------------------------------------------------------------ */
+/* ---- refusals and wrong calls ------------------------------------------------------------------------------------ */
 
-static void expect(const oc_ln *call, const oc_member *member, size_t workspace_bytes, oc_status status, oc_reason reason,
-                   const char *detail) {
+static void expect(const oc_ln *call, const oc_member *member, size_t workspace_bytes, oc_status status,
+                   oc_reason reason, const char *detail) {
   static char workspace[65536];
   const oc_choice choice = {.member = member};
   const oc_exec exec = {.workspace = workspace, .workspace_bytes = workspace_bytes, .threads = 1};
@@ -519,11 +545,16 @@ static void test_class(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_order_free),          cmocka_unit_test(test_row_counts),
-      cmocka_unit_test(test_threads_and_rerun),   cmocka_unit_test(test_chunks_and_in_place),
-      cmocka_unit_test(test_bound),               cmocka_unit_test(test_constant_rows_and_nan),
-      cmocka_unit_test(test_empty),               cmocka_unit_test(test_64_bit_offsets),
-      cmocka_unit_test(test_refusals),            cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_order_free),
+      cmocka_unit_test(test_row_counts),
+      cmocka_unit_test(test_threads_and_rerun),
+      cmocka_unit_test(test_chunks_and_in_place),
+      cmocka_unit_test(test_bound),
+      cmocka_unit_test(test_constant_rows_and_nan),
+      cmocka_unit_test(test_empty),
+      cmocka_unit_test(test_64_bit_offsets),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_class),
   };
   member_count = members_here(OC_FAMILY_LN, "cpu", members);

@@ -30,6 +30,7 @@ def transition(
     norm_round=None,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
 ):
     """The transition; returns (y, (cell, row, member)).
@@ -43,8 +44,8 @@ def transition(
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  none
     source     Abramson et al. 2024, algorithm 11; Jumper et al. 2021, algorithm 15
     """
@@ -73,11 +74,12 @@ def transition(
             norm_round=norm_round,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, x)
     tensors = (x, y, mask, residual, norm_weight, norm_bias, up, up_bias, gate, gate_bias, down, down_bias)
     scalars = (eps, rms, fast_variance, norm_round, norm_absent, activation)
-    return torch_glue.serve("transition", tier, tensors, scalars, row, y, out)
+    return torch_glue.serve("transition", tier, tensors, scalars, row, rows_off, y, out)
 
 
 OPS = (

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The specification of transition: straight loops in order, one row at a time. Arithmetic is double where x is F64, float
- * elsewhere. The workspace holds one row: C normalised values, Hid hidden values, C results. */
+/* The specification of transition: straight loops in order, one row at a time. Arithmetic is double where x is F64,
+ * float elsewhere. The workspace holds one row: C normalised values, Hid hidden values, C results. */
 #include "opt_core/transition.h"
 
 #include "devices/cpu/rowset.h"
@@ -15,7 +15,7 @@ static double at(const oc_view *vector, int64_t i, double absent) {
   return oc_view_is_present(vector) ? oc__load1_f64(vector, i * vector->stride[0]) : absent;
 }
 
-/* ---- double -------------------------------------------------------------------------------------------------------- */
+/* ---- double ------------------------------------------------------------------------------------------------------ */
 
 static void norm_f64(const oc_norm *norm, int64_t n, double *row) {
   double mean = 0.0, variance = 0.0;
@@ -64,7 +64,7 @@ static void row_f64(const oc_transition *call, const int64_t offset[4], double *
   for (int64_t c = 0; c < n; c++) oc__store1_f64(&call->y, offset[1] + c * call->y.stride[last], result[c]);
 }
 
-/* ---- float --------------------------------------------------------------------------------------------------------- */
+/* ---- float ------------------------------------------------------------------------------------------------------- */
 
 static void norm_f32(const oc_norm *norm, int64_t n, float *row) {
   float mean = 0.0f, variance = 0.0f;
@@ -113,7 +113,7 @@ static void row_f32(const oc_transition *call, const int64_t offset[4], float *r
   for (int64_t c = 0; c < n; c++) oc__store1_f64(&call->y, offset[1] + c * call->y.stride[last], (double)result[c]);
 }
 
-/* ---- all rows ------------------------------------------------------------------------------------------------------ */
+/* ---- all rows ---------------------------------------------------------------------------------------------------- */
 
 size_t oc__transition_reference_workspace(const void *call, int threads) {
   const oc_transition *t = call;
@@ -128,15 +128,18 @@ oc_status oc__transition_reference(const void *call, const oc_exec *exec, oc_err
   const int64_t rows = oc__row_count(&t->x, axes);
   if (rows == 0 || t->x.shape[axes] == 0) return OC_OK;
   if (!exec->workspace || exec->workspace_bytes < need)
-    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0, need);
+    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0,
+                   need);
   const oc__rowset x = oc__rowset_of(&t->x, axes), y = oc__rowset_of(&t->y, axes), mask = oc__rowset_of(&t->mask, axes),
                    residual = oc__rowset_of(&t->residual, axes);
   for (int64_t r = 0; r < rows; r++) {
     int64_t offset[4] = {oc__rowset_offset(&x, r), oc__rowset_offset(&y, r), 0, 0};
     if (oc_view_is_present(&t->mask)) offset[2] = oc__rowset_offset(&mask, r);
     if (oc_view_is_present(&t->residual)) offset[3] = oc__rowset_offset(&residual, r);
-    if (t->x.dtype == OC_F64) row_f64(t, offset, exec->workspace);
-    else row_f32(t, offset, exec->workspace);
+    if (t->x.dtype == OC_F64)
+      row_f64(t, offset, exec->workspace);
+    else
+      row_f32(t, offset, exec->workspace);
   }
   return OC_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ladder for transition: guards, order-free bits, rerun, threads, row chunks, layouts, bound against float64, refusals. */
+/* The ladder for transition: guards, order-free bits, rerun, threads, row chunks, layouts, bound against float64,
+ * refusals. */
 #define _DEFAULT_SOURCE /* MAP_NORESERVE */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +37,7 @@ typedef struct shape_case {
 } shape_case;
 
 static oc_view *operand(oc_transition *call, int i) {
-  oc_view *const views[OPERANDS] = {&call->x,         &call->y,           &call->mask,        &call->residual,
+  oc_view *const views[OPERANDS] = {&call->x,           &call->y,         &call->mask,        &call->residual,
                                     &call->norm.weight, &call->norm.bias, &call->up.weight,   &call->up.bias,
                                     &call->gate.weight, &call->gate.bias, &call->down.weight, &call->down.bias};
   return views[i];
@@ -52,7 +53,8 @@ static fixture make(const shape_case *c) {
   const int64_t columns = c->shape[c->rank - 1], up[2] = {c->hidden, columns}, down[2] = {columns, c->hidden};
   add(&f, X, c->x, c->rank, c->shape, c->x_layout);
   add(&f, Y, c->y, c->rank, c->shape, c->y_layout);
-  if (c->mask) add(&f, MASK, c->mask, c->rank - 1, c->shape, c->y_layout == LAYOUT_DENSE ? LAYOUT_STEP2 : LAYOUT_OFFSET);
+  if (c->mask)
+    add(&f, MASK, c->mask, c->rank - 1, c->shape, c->y_layout == LAYOUT_DENSE ? LAYOUT_STEP2 : LAYOUT_OFFSET);
   if (c->residual) add(&f, RESIDUAL, c->residual, c->rank, c->shape, c->y_layout);
   if (!c->without_norm) {
     add(&f, NORM_WEIGHT, c->weights, 1, &columns, LAYOUT_STEP2);
@@ -93,7 +95,7 @@ static void fill_random(fixture *f) {
     view_put(&f->t[MASK].view, k, k % 5 == 3 ? 0.0 : 1.0);
 }
 
-/* ---- order-free data --------------------------------------------------------------------------------------------------- */
+/* ---- order-free data --------------------------------------------------------------------------------------------- */
 
 /* About `wanted` of a row's values are +-1 or +-2, the rest 0. */
 static void fill_sparse(fixture *f, int i, double wanted) {
@@ -126,7 +128,8 @@ static void fill_balanced(fixture *f) {
   f->call.norm.eps = 4.0f - (float)(n - n % 2) / (float)n;
 }
 
-/* Every partial sum is exact and every gate is exactly open or shut (|gate| > 90), so all members must agree bit for bit. */
+/* Every partial sum is exact and every gate is exactly open or shut (|gate| > 90), so all members must agree bit for
+ * bit. */
 static void fill_order_free(fixture *f) {
   fill_balanced(f);
   fill_integers(f, RESIDUAL, 9);
@@ -189,7 +192,9 @@ static void test_order_free(void **state) {
                              .y = stored[k / 3 % 3],
                              .residual = k % 4 == 0 ? OC_DTYPE_NONE : stored[k / 2 % 3],
                              .mask = k % 5 == 0 ? OC_DTYPE_NONE : mask_dtypes[k % COUNT(mask_dtypes)],
-                             .weights = k % 4 == 3 ? OC_BF16 : k % 11 == 5 ? OC_F16 : OC_F32,
+                             .weights = k % 4 == 3    ? OC_BF16
+                                        : k % 11 == 5 ? OC_F16
+                                                      : OC_F32,
                              .x_layout = (layout_kind)(k / 2 % LAYOUT_INPUT_COUNT),
                              .y_layout = (layout_kind)(k / 3 % LAYOUT_COUNT),
                              .weight_layout = (layout_kind)(k / 4 % LAYOUT_INPUT_COUNT),
@@ -209,13 +214,104 @@ static void test_order_free(void **state) {
 static void test_ranks(void **state) {
   (void)state;
   static const shape_case cases[] = {
-      {3, {17, 19, 32}, 128, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_SWAPPED, LAYOUT_SWAPPED, LAYOUT_DENSE, 0, 0},
-      {3, {17, 19, 32}, 128, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_BOOL, OC_F32, LAYOUT_COLUMNS, LAYOUT_DENSE, LAYOUT_DENSE, 1, 0},
-      {4, {1, 16, 17, 24}, 96, OC_ACTIVATION_SIGMOID_GLU, OC_F32, OC_BF16, OC_F32, OC_F32, OC_BF16, LAYOUT_DENSE, LAYOUT_COLUMNS, LAYOUT_PADDED, 0, 0},
-      {4, {2, 9, 17, 24}, 300, OC_ACTIVATION_RELU, OC_BF16, OC_BF16, OC_BF16, OC_DTYPE_NONE, OC_F32, LAYOUT_SWAPPED, LAYOUT_DENSE, LAYOUT_COLUMNS, 0, 1},
-      {5, {2, 1, 3, 41, 20}, 500, OC_ACTIVATION_SWIGLU, OC_F32, OC_F32, OC_DTYPE_NONE, OC_U8, OC_F32, LAYOUT_NEGATIVE, LAYOUT_STEP2, LAYOUT_OFFSET, 0, 0},
-      {3, {3, 300, 40}, 80, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_BROADCAST, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0},
-      {2, {60, 1040}, 700, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0},
+      {3,
+       {17, 19, 32},
+       128,
+       OC_ACTIVATION_RELU,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       LAYOUT_SWAPPED,
+       LAYOUT_SWAPPED,
+       LAYOUT_DENSE,
+       0,
+       0},
+      {3,
+       {17, 19, 32},
+       128,
+       OC_ACTIVATION_RELU,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_BOOL,
+       OC_F32,
+       LAYOUT_COLUMNS,
+       LAYOUT_DENSE,
+       LAYOUT_DENSE,
+       1,
+       0},
+      {4,
+       {1, 16, 17, 24},
+       96,
+       OC_ACTIVATION_SIGMOID_GLU,
+       OC_F32,
+       OC_BF16,
+       OC_F32,
+       OC_F32,
+       OC_BF16,
+       LAYOUT_DENSE,
+       LAYOUT_COLUMNS,
+       LAYOUT_PADDED,
+       0,
+       0},
+      {4,
+       {2, 9, 17, 24},
+       300,
+       OC_ACTIVATION_RELU,
+       OC_BF16,
+       OC_BF16,
+       OC_BF16,
+       OC_DTYPE_NONE,
+       OC_F32,
+       LAYOUT_SWAPPED,
+       LAYOUT_DENSE,
+       LAYOUT_COLUMNS,
+       0,
+       1},
+      {5,
+       {2, 1, 3, 41, 20},
+       500,
+       OC_ACTIVATION_SWIGLU,
+       OC_F32,
+       OC_F32,
+       OC_DTYPE_NONE,
+       OC_U8,
+       OC_F32,
+       LAYOUT_NEGATIVE,
+       LAYOUT_STEP2,
+       LAYOUT_OFFSET,
+       0,
+       0},
+      {3,
+       {3, 300, 40},
+       80,
+       OC_ACTIVATION_RELU,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       LAYOUT_BROADCAST,
+       LAYOUT_DENSE,
+       LAYOUT_DENSE,
+       0,
+       0},
+      {2,
+       {60, 1040},
+       700,
+       OC_ACTIVATION_RELU,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       OC_F32,
+       LAYOUT_DENSE,
+       LAYOUT_DENSE,
+       LAYOUT_DENSE,
+       0,
+       0},
   };
   int executed = 0;
   random_state = 22;
@@ -236,7 +332,8 @@ static void test_packed_weights(void **state) {
   int executed = 0;
   random_state = 23;
   for (int interleaved = 0; interleaved < 2; interleaved++) {
-    const shape_case sc = {2, {45, 40}, 77, OC_ACTIVATION_SWIGLU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+    const shape_case sc = {2,      {45, 40}, 77,           OC_ACTIVATION_SWIGLU, OC_F32,       OC_F32, OC_F32,
+                           OC_F32, OC_F32,   LAYOUT_DENSE, LAYOUT_DENSE,         LAYOUT_DENSE, 0,      0};
     fixture f = make(&sc);
     fill_order_free(&f);
     const int64_t both[2] = {2 * sc.hidden, 40};
@@ -266,7 +363,7 @@ static void test_packed_weights(void **state) {
   assert_int_equal(executed, 2 * member_count);
 }
 
-/* ---- invariance --------------------------------------------------------------------------------------------------------- */
+/* ---- invariance -------------------------------------------------------------------------------------------------- */
 
 static void test_threads_and_rerun(void **state) {
   (void)state;
@@ -274,7 +371,20 @@ static void test_threads_and_rerun(void **state) {
   int executed = 0;
   random_state = 24;
   for (int a = 0; a < 3; a++) {
-    const shape_case sc = {3, {19, 23, 65}, 250, (oc_activation)a, OC_F32, OC_F32, OC_F32, OC_F32, a == 1 ? OC_BF16 : OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+    const shape_case sc = {3,
+                           {19, 23, 65},
+                           250,
+                           (oc_activation)a,
+                           OC_F32,
+                           OC_F32,
+                           OC_F32,
+                           OC_F32,
+                           a == 1 ? OC_BF16 : OC_F32,
+                           LAYOUT_DENSE,
+                           LAYOUT_DENSE,
+                           LAYOUT_DENSE,
+                           0,
+                           0};
     fixture f = make(&sc);
     fill_random(&f);
     for (int m = 0; m < member_count; m++) {
@@ -314,7 +424,8 @@ static void test_chunks(void **state) {
   int executed = 0;
   random_state = 25;
   for (int a = 0; a < 3; a++) {
-    const shape_case sc = {2, {170, 100}, 259, (oc_activation)a, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+    const shape_case sc = {2,      {170, 100}, 259,          (oc_activation)a, OC_F32,       OC_F32, OC_F32,
+                           OC_F32, OC_F32,     LAYOUT_DENSE, LAYOUT_DENSE,     LAYOUT_DENSE, 0,      0};
     fixture f = make(&sc);
     fill_random(&f);
     for (int m = 0; m < member_count; m++) {
@@ -340,7 +451,8 @@ static void test_in_place(void **state) {
   int executed = 0;
   random_state = 26;
   for (int form = 0; form < 3; form++) {
-    const shape_case sc = {2, {140, 33}, 90, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+    const shape_case sc = {2,      {140, 33}, 90,           OC_ACTIVATION_RELU, OC_F32,       OC_F32, OC_F32,
+                           OC_F32, OC_F32,    LAYOUT_DENSE, LAYOUT_DENSE,       LAYOUT_DENSE, 0,      0};
     fixture f = make(&sc);
     fill_random(&f);
     if (form == 2) f.call.residual = f.call.x;
@@ -372,7 +484,8 @@ static void test_nan_stays_in_its_row(void **state) {
   int executed = 0;
   random_state = 27;
   for (int a = 0; a < 3; a++) {
-    const shape_case sc = {2, {70, 33}, 50, (oc_activation)a, OC_F32, OC_F32, OC_F32, OC_DTYPE_NONE, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+    const shape_case sc = {2,      {70, 33},     50,           (oc_activation)a, OC_F32, OC_F32, OC_F32, OC_DTYPE_NONE,
+                           OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE,     0,      0};
     fixture f = make(&sc);
     fill_random(&f);
     for (int m = 0; m < member_count; m++, executed++) {
@@ -382,8 +495,10 @@ static void test_nan_stays_in_its_row(void **state) {
       view_put(&f.call.x, 40 * 33 + 5, NAN);
       run_member(members[m], &f.call, 1);
       for (int64_t i = 0; i < oc_view_count(&f.call.y); i++) {
-        if (i / 33 == 40) assert_true(isnan(view_get(&f.call.y, i)));
-        else assert_true(view_get(&f.call.y, i) == view_get(&clean.view, i));
+        if (i / 33 == 40)
+          assert_true(isnan(view_get(&f.call.y, i)));
+        else
+          assert_true(view_get(&f.call.y, i) == view_get(&clean.view, i));
       }
       view_put(&f.call.x, 40 * 33 + 5, kept);
       tensor_free(&clean);
@@ -393,22 +508,31 @@ static void test_nan_stays_in_its_row(void **state) {
   assert_int_equal(executed, 3 * member_count);
 }
 
-/* ---- bound ---------------------------------------------------------------------------------------------------------------- */
+/* ---- bound ------------------------------------------------------------------------------------------------------- */
 
 enum { KINDS = 6 };
 
 static void fill_kind(fixture *f, int kind) {
   fill_random(f);
   switch (kind) {
-  case 1: fill(f, X, 2000.0, 1.0); break;
+  case 1:
+    fill(f, X, 2000.0, 1.0);
+    break;
   case 2: /* huge biases: the products must not be added to them one by one */
     fill(f, UP_BIAS, 0.0, 1e4);
     fill(f, DOWN_BIAS, 0.0, 1e4);
     break;
-  case 3: fill(f, GATE_BIAS, 0.0, 60.0); break; /* gates from shut to open */
-  case 4: fill(f, X, 0.0, 1e12); break;
-  case 5: fill(f, RESIDUAL, 0.0, 1e4); break;
-  default: break;
+  case 3:
+    fill(f, GATE_BIAS, 0.0, 60.0);
+    break; /* gates from shut to open */
+  case 4:
+    fill(f, X, 0.0, 1e12);
+    break;
+  case 5:
+    fill(f, RESIDUAL, 0.0, 1e4);
+    break;
+  default:
+    break;
   }
 }
 
@@ -435,7 +559,20 @@ static void test_bound(void **state) {
     for (int s = 0; s < COUNT(shapes); s++)
       for (int a = 0; a < 3; a++)
         for (int d = 0; d < 2; d++) {
-          const shape_case sc = {2, {shapes[s][0], shapes[s][1]}, shapes[s][2], (oc_activation)a, stored[d], stored[d], s % 2 ? OC_DTYPE_NONE : stored[d], OC_F32, stored[d], LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+          const shape_case sc = {2,
+                                 {shapes[s][0], shapes[s][1]},
+                                 shapes[s][2],
+                                 (oc_activation)a,
+                                 stored[d],
+                                 stored[d],
+                                 s % 2 ? OC_DTYPE_NONE : stored[d],
+                                 OC_F32,
+                                 stored[d],
+                                 LAYOUT_DENSE,
+                                 LAYOUT_DENSE,
+                                 LAYOUT_DENSE,
+                                 0,
+                                 0};
           fixture f = make(&sc);
           fill_kind(&f, kind);
           tensor truth = truth_of(&f);
@@ -454,7 +591,7 @@ static void test_bound(void **state) {
   assert_int_equal(executed, KINDS * COUNT(shapes) * 3 * 2 * member_count);
 }
 
-/* ---- edges ---------------------------------------------------------------------------------------------------------------- */
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static char serve_workspace[1 << 20];
 
@@ -473,18 +610,34 @@ static void test_empty(void **state) {
   random_state = 29;
   for (int s = 0; s < COUNT(shapes); s++)
     for (int m = 0; m <= member_count; m++, executed++) {
-      shape_case sc = {3, {shapes[s][0], shapes[s][1], shapes[s][2]}, shapes[s][3], OC_ACTIVATION_SWIGLU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+      shape_case sc = {3,
+                       {shapes[s][0], shapes[s][1], shapes[s][2]},
+                       shapes[s][3],
+                       OC_ACTIVATION_SWIGLU,
+                       OC_F32,
+                       OC_F32,
+                       OC_F32,
+                       OC_F32,
+                       OC_F32,
+                       LAYOUT_DENSE,
+                       LAYOUT_DENSE,
+                       LAYOUT_DENSE,
+                       0,
+                       0};
       fixture f = make(&sc);
       oc_err err = {0};
       assert_int_equal(serve(&f.call, all[m], sizeof serve_workspace, &err), OC_OK);
       assert_untouched(&f.t[Y]);
       release(&f);
     }
-  const shape_case sc = {2, {35, 20}, 0, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+  const shape_case sc = {2,      {35, 20}, 0,      OC_ACTIVATION_RELU, OC_F32,       OC_F32,
+                         OC_F32, OC_F32,   OC_F32, LAYOUT_DENSE,       LAYOUT_DENSE, LAYOUT_DENSE,
+                         0,      0};
   fixture f = make(&sc);
   fill_random(&f);
   executed += compare_with_reference(&f, "Hid=0");
-  assert_true(view_get(&f.call.y, 1) == (double)((float)view_get(&f.call.down.bias, 1) + (float)view_get(&f.call.residual, 1)));
+  assert_true(view_get(&f.call.y, 1) ==
+              (double)((float)view_get(&f.call.down.bias, 1) + (float)view_get(&f.call.residual, 1)));
   release(&f);
   assert_int_equal(executed, 4 * (member_count + 1) + member_count);
 }
@@ -495,7 +648,9 @@ static void test_64_bit_offsets(void **state) {
   static const int far_operands[][3] = {{X, Y, RESIDUAL}, {UP, DOWN, UP}, {MASK, Y, MASK}};
   const int64_t far_apart = ((int64_t)1 << 31) + 77;
   const size_t bytes = (size_t)(far_apart + 4096) * sizeof(float);
-  const shape_case sc = {2, {2, 2}, 2, OC_ACTIVATION_RELU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
+  const shape_case sc = {2,      {2, 2}, 2,      OC_ACTIVATION_RELU, OC_F32,       OC_F32,
+                         OC_F32, OC_F32, OC_F32, LAYOUT_DENSE,       LAYOUT_DENSE, LAYOUT_DENSE,
+                         0,      0};
   random_state = 30;
   for (int axis = 0; axis < 2; axis++)
     for (int set = 0; set < COUNT(far_operands); set++)
@@ -522,18 +677,21 @@ static void test_64_bit_offsets(void **state) {
       }
 }
 
-/* ---- refusals and wrong calls ---------------------------------------------------------------------------------------------- */
+/* ---- refusals and wrong calls ------------------------------------------------------------------------------------ */
 
-static void expect(const oc_transition *call, const oc_member *member, oc_status status, oc_reason reason, const char *detail) {
+static void expect(const oc_transition *call, const oc_member *member, oc_status status, oc_reason reason,
+                   const char *detail) {
   oc_err err = {0};
   assert_int_equal(serve(call, member, sizeof serve_workspace, &err), status);
   assert_int_equal(err.reason, reason);
   if (!strstr(err.detail, detail)) fail_msg("detail is \"%s\", wanted \"%s\" in it", err.detail, detail);
 }
 
-static const shape_case small = {2, {6, 20}, 40, OC_ACTIVATION_SWIGLU, OC_F32, OC_F32, OC_F32, OC_F32, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, 0, 0};
-static const char *const names[OPERANDS] = {"x",         "y",       "mask",        "residual",  "norm.weight", "norm.bias",
-                                            "up.weight", "up.bias", "gate.weight", "gate.bias", "down.weight", "down.bias"};
+static const shape_case small = {2,      {6, 20}, 40,           OC_ACTIVATION_SWIGLU, OC_F32,       OC_F32, OC_F32,
+                                 OC_F32, OC_F32,  LAYOUT_DENSE, LAYOUT_DENSE,         LAYOUT_DENSE, 0,      0};
+static const char *const names[OPERANDS] = {"x",           "y",         "mask",        "residual",
+                                            "norm.weight", "norm.bias", "up.weight",   "up.bias",
+                                            "gate.weight", "gate.bias", "down.weight", "down.bias"};
 
 static void test_refusals(void **state) {
   (void)state;
@@ -584,7 +742,8 @@ static void test_bad_arguments(void **state) {
     view->data = NULL;
     expect(&call, member, OC_BAD_ARG, OC_REASON_NONE, names[i]);
   }
-  static const int inputs[] = {X, MASK, RESIDUAL, NORM_WEIGHT, NORM_BIAS, UP, UP_BIAS, GATE, GATE_BIAS, DOWN, DOWN_BIAS};
+  static const int inputs[] = {X,       MASK, RESIDUAL,  NORM_WEIGHT, NORM_BIAS, UP,
+                               UP_BIAS, GATE, GATE_BIAS, DOWN,        DOWN_BIAS};
   for (int i = 0; i < COUNT(inputs); i++) { /* every input inside y */
     oc_transition call = f.call;
     char detail[32];
@@ -647,7 +806,20 @@ static void test_class(void **state) {
       {OC_ACTIVATION_RELU, OC_DTYPE_NONE, OC_U8, 1, "mask+relu"},
   };
   for (int i = 0; i < COUNT(cases); i++) {
-    const shape_case sc = {3, {3, 5, 20}, 48, cases[i].activation, OC_BF16, OC_F32, cases[i].residual, cases[i].mask, OC_F32, LAYOUT_DENSE, LAYOUT_DENSE, LAYOUT_DENSE, cases[i].without_bias, 0};
+    const shape_case sc = {3,
+                           {3, 5, 20},
+                           48,
+                           cases[i].activation,
+                           OC_BF16,
+                           OC_F32,
+                           cases[i].residual,
+                           cases[i].mask,
+                           OC_F32,
+                           LAYOUT_DENSE,
+                           LAYOUT_DENSE,
+                           LAYOUT_DENSE,
+                           cases[i].without_bias,
+                           0};
     fixture f = make(&sc);
     oc_class cls;
     assert_int_equal(oc_transition_class(&f.call, OC_TIER_FAST, &cls, NULL), OC_OK);
@@ -664,12 +836,18 @@ static void test_class(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_order_free),        cmocka_unit_test(test_ranks),
-      cmocka_unit_test(test_packed_weights),    cmocka_unit_test(test_threads_and_rerun),
-      cmocka_unit_test(test_chunks),            cmocka_unit_test(test_in_place),
-      cmocka_unit_test(test_nan_stays_in_its_row), cmocka_unit_test(test_bound),
-      cmocka_unit_test(test_empty),             cmocka_unit_test(test_64_bit_offsets),
-      cmocka_unit_test(test_refusals),          cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_order_free),
+      cmocka_unit_test(test_ranks),
+      cmocka_unit_test(test_packed_weights),
+      cmocka_unit_test(test_threads_and_rerun),
+      cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_in_place),
+      cmocka_unit_test(test_nan_stays_in_its_row),
+      cmocka_unit_test(test_bound),
+      cmocka_unit_test(test_empty),
+      cmocka_unit_test(test_64_bit_offsets),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_class),
   };
   member_count = members_here(OC_FAMILY_TRANSITION, "cpu", members);

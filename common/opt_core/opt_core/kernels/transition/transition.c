@@ -32,13 +32,15 @@ static oc_status check_linear(const oc_linear *linear, const char *weight, const
   const oc_view *w = &linear->weight;
   OC_TRY(check_arithmetic(w, weight, err));
   if (w->rank != 2 || w->shape[0] != out || w->shape[1] != in)
-    return OC_FAIL(err, BAD_ARG, 0, "%s: rank %" PRId32 ", [%" PRId64 ", %" PRId64 "]; wanted [%" PRId64 ", %" PRId64 "]",
-                   weight, w->rank, w->shape[0], w->shape[1], out, in);
+    return OC_FAIL(err, BAD_ARG, 0,
+                   "%s: rank %" PRId32 ", [%" PRId64 ", %" PRId64 "]; wanted [%" PRId64 ", %" PRId64 "]", weight,
+                   w->rank, w->shape[0], w->shape[1], out, in);
   return check_vector(&linear->bias, bias, out, err);
 }
 
 static oc_status check_shape(const oc_view *view, const char *name, const oc_view *x, int32_t axes, oc_err *err) {
-  if (view->rank != axes) return OC_FAIL(err, BAD_ARG, 0, "%s: rank %" PRId32 ", wanted %" PRId32, name, view->rank, axes);
+  if (view->rank != axes)
+    return OC_FAIL(err, BAD_ARG, 0, "%s: rank %" PRId32 ", wanted %" PRId32, name, view->rank, axes);
   for (int32_t a = 0; a < axes; a++)
     if (view->shape[a] != x->shape[a])
       return OC_FAIL(err, BAD_ARG, 0, "%s: shape[%" PRId32 "] is %" PRId64 ", x has %" PRId64, name, a, view->shape[a],
@@ -126,9 +128,12 @@ static void write_form(const oc_transition *call, char *out, size_t out_bytes) {
                      oc_view_is_present(&call->down.bias);
   const char *mask = oc_view_is_present(&call->mask) ? "mask+" : "", *bias = biased ? "biased+" : "";
   const char *activation = activation_words[call->activation];
-  if (!oc_view_is_present(&call->residual)) snprintf(out, out_bytes, "%s%s%s", bias, mask, activation);
-  else if (call->activation == OC_ACTIVATION_RELU) snprintf(out, out_bytes, "%s%srelu+residual", bias, mask);
-  else snprintf(out, out_bytes, "%s%sresidual+%s", bias, mask, activation);
+  if (!oc_view_is_present(&call->residual))
+    snprintf(out, out_bytes, "%s%s%s", bias, mask, activation);
+  else if (call->activation == OC_ACTIVATION_RELU)
+    snprintf(out, out_bytes, "%s%srelu+residual", bias, mask);
+  else
+    snprintf(out, out_bytes, "%s%sresidual+%s", bias, mask, activation);
 }
 
 oc_status oc_transition_class(const oc_transition *call, oc_tier tier, oc_class *out, oc_err *err) {

@@ -5,10 +5,11 @@
  *            SWIGLU        y = down(silu(g) * u) * mask + residual
  *            SIGMOID_GLU   y = down(sigmoid(g) * u) * mask + residual
  *            RELU          y = down(max(u, 0)) * mask + residual          (gate absent)
- * shapes     x, y, residual [..., C] of one shape, rank 2..5; up, gate [Hid, C] (+ bias [Hid]); down [C, Hid] (+ bias [C]);
- *            mask [...] (x's shape without C) or absent; residual absent or present (often x itself)
- * types      x, y, residual F32 or BF16; weights F32 or BF16; mask any mask dtype. Every product accumulates in f32, the
- *            hidden layer stays f32, one rounding at the end (a bf16 stock op rounds four times)
+ * shapes     x, y, residual [..., C] of one shape, rank 2..5; up, gate [Hid, C] (+ bias [Hid]);
+ *            down [C, Hid] (+ bias [C]); mask [...] (x's shape without C) or absent; residual absent or present (often
+ *            x itself)
+ * types      x, y, residual F32 or BF16; weights F32 or BF16; mask any mask dtype. Every product accumulates in f32,
+ *            the hidden layer stays f32, one rounding at the end (a bf16 stock op rounds four times)
  * ownership  y may be x or the residual itself (same view); any other overlap with an input is BAD_ARG
  * threads    rows are spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
  * errors     BAD_ARG shapes or overlap; REFUSED dtype:, layout:, dialect:, shape:
@@ -37,7 +38,8 @@ typedef struct oc_transition {
 
 /* dims n = rows, c = C, d = Hid; form: "swiglu|sigmoid_glu|relu" + "biased" + "mask" + "residual". */
 OC_API oc_status oc_transition_class(const oc_transition *call, oc_tier tier, oc_class *out, oc_err *err);
-OC_API oc_status oc_transition_serve(const oc_transition *call, const oc_choice *choice, const oc_exec *exec, oc_err *err);
+OC_API oc_status oc_transition_serve(const oc_transition *call, const oc_choice *choice, const oc_exec *exec,
+                                     oc_err *err);
 
 #ifdef __cplusplus
 }

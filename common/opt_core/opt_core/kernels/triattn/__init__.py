@@ -25,6 +25,7 @@ def triattn(
     mask_value=0.0,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
     lse=None,
 ):
@@ -41,8 +42,8 @@ def triattn(
     ownership  out is new and contiguous, or the caller's; lse, when given, is filled with log sum exp. No overlap
                with inputs
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  none
     source     Jumper et al. 2021, algorithms 13 and 14; Dao et al. 2022
     """
@@ -65,10 +66,11 @@ def triattn(
             mask_value=mask_value,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, q)
     return torch_glue.serve(
-        "triattn", tier, (q, k, v, bias, mask, gate, y, lse), (scale, mask_kind, mask_value), row, y, out
+        "triattn", tier, (q, k, v, bias, mask, gate, y, lse), (scale, mask_kind, mask_value), row, rows_off, y, out
     )
 
 
@@ -102,6 +104,7 @@ def triattn_module(
     norm_round=None,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
 ):
     """The whole module for one orientation; returns (y, (cell, row, member)).
@@ -115,8 +118,8 @@ def triattn_module(
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself where the row allows it
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  none
     source     Jumper et al. 2021, algorithms 13 and 14; Abramson et al. 2024, algorithms 14 and 15
     """
@@ -154,6 +157,7 @@ def triattn_module(
             norm_round=norm_round,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, x)
     tensors = (
@@ -177,7 +181,7 @@ def triattn_module(
         out_proj_bias,
     )
     scalars = (eps, rms, fast_variance, norm_round, heads, scale, bias_untransposed_end, mask_kind, mask_value)
-    return torch_glue.serve("triattn_module", tier, tensors, scalars, row, y, out)
+    return torch_glue.serve("triattn_module", tier, tensors, scalars, row, rows_off, y, out)
 
 
 OPS = (

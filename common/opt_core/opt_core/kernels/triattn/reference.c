@@ -23,8 +23,7 @@ oc_status oc__triattn_reference(const void *call, const oc_exec *exec, oc_err *e
   return OC_OK;
 }
 
-/* ---- the module ----------------------------------------------------------------------------------------------------
- */
+/* ---- the module -------------------------------------------------------------------------------------------------- */
 
 /* bias [H, N, N]; one row of x: normed [N, C]; q, k, v, gate, o [N, H * D]; mask, weight [N]; head [D]; line [C]. */
 typedef struct module_scratch {

@@ -638,6 +638,19 @@ static void test_bad_arguments(void **state) {
   EXPECT_BAD(call.mask_value = INFINITY, "mask_value: inf");
   EXPECT_BAD(call.out.stride[1] = 0, "stride[1] of an output is 0");
   EXPECT_BAD(call.q.data = NULL, "q: data is NULL");
+  for (int m = -1; m < member_count; m++) { /* strides that lead two elements of an output to one place */
+    const oc_member *member = m < 0 ? reference : members[m];
+    const char *const words[] = {"out: strides", "out: strides", "out: strides", "lse: strides", "lse: strides"};
+    for (int n = 0; n < 5; n++, executed++) {
+      oc_triattn call = x.call;
+      if (n == 0) call.out.stride[2] = call.out.stride[3]; /* queries on top of heads */
+      if (n == 1) call.out.stride[3] = 3;                  /* heads of 4 values, 3 apart */
+      if (n == 2) call.out.stride[4] = call.out.stride[1]; /* two axes with one stride */
+      if (n == 3) call.lse.stride[2] = 4;                  /* heads of 5 queries, 4 apart */
+      if (n == 4) call.lse.stride[1] = call.lse.stride[3];
+      expect_core(member, &call, &x, OC_REFUSED, OC_REASON_LAYOUT, words[n]);
+    }
+  }
   for (int m = -1; m < member_count; m++, executed++) { /* a workspace that is too small, and one that is not aligned */
     const oc_member *member = m < 0 ? reference : members[m];
     const size_t bytes = oc_member_workspace(member, &x.call, 2);
@@ -659,7 +672,7 @@ static void test_bad_arguments(void **state) {
     assert_true(is_untouched(&x.out));
     free(memory);
   }
-  assert_int_equal(executed, 17 + member_count);
+  assert_int_equal(executed, 22 + 6 * member_count);
   data_free(&x);
 }
 
@@ -1138,7 +1151,10 @@ static void test_module_refusals(void **state) {
   EXPECT_MODULE(call.to_gate.weight = (oc_view){0}, OC_BAD_ARG, OC_REASON_NONE, "to_gate.bias");
   EXPECT_MODULE(call.norm.eps = -1.0f, OC_BAD_ARG, OC_REASON_NONE, "norm.eps: -1");
   EXPECT_MODULE(call.mask = (oc_view){0}, OC_BAD_ARG, OC_REASON_NONE, "mask: absent");
-  assert_int_equal(executed, 14);
+  EXPECT_MODULE(call.y.stride[2] = 5, OC_REFUSED, OC_REASON_LAYOUT, "y: strides");
+  EXPECT_MODULE(call.y.stride[1] = call.y.stride[2], OC_REFUSED, OC_REASON_LAYOUT, "y: strides");
+  EXPECT_MODULE(call.y.stride[3] = 2, OC_REFUSED, OC_REASON_LAYOUT, "y: strides");
+  assert_int_equal(executed, 17);
   oc_class cls;
   oc_err err = {0};
   m.call.bias_untransposed_end = 1;

@@ -61,8 +61,7 @@ oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choice, cons
   return oc_member_run(choice->member, call, exec, err);
 }
 
-/* ---- the module ----------------------------------------------------------------------------------------------------
- */
+/* ---- the module -------------------------------------------------------------------------------------------------- */
 
 static oc_status check_linear(const oc_linear *linear, const char *name, int64_t out, int64_t in, oc_err *err) {
   const int64_t shape[2] = {out, in};

@@ -12,7 +12,8 @@
  *            sums f32. The reference also takes F64 everywhere and then computes in double
  * ownership  out and lse must not overlap an input or each other (BAD_ARG)
  * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
- * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D); the module also dialect:
+ * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D), layout: (strides of an output that
+ *            may lead two elements to one place); the module also dialect:
  * exactness  none. Nk = 0 gives zeros and lse = -inf. OC_MASK_ZERO acts after the bias; a key without weight still
  *            multiplies its value by 0, so a NaN there shows
  * source     Jumper et al. 2021 (AlphaFold 2), algorithms 13 and 14; Dao et al. 2022 (online softmax)
@@ -29,7 +30,7 @@ extern "C" {
 
 typedef struct oc_triattn {
   oc_view q, k, v, bias, mask, gate, out, lse;
-  float scale;          /* of the product; 1 when q is already scaled */
+  float scale; /* of the product; 1 when q is already scaled */
   oc_mask_kind mask_kind;
   float mask_value;
 } oc_triattn;

@@ -40,6 +40,7 @@ def trimul(
     norm_round=None,
     tier="fast",
     row=None,
+    rows_off=(),
     out=None,
 ):
     """Triangle multiplication; returns (y, (cell, row, member)).
@@ -57,8 +58,8 @@ def trimul(
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself
     threads    any; bits do not depend on the count. Stream: none (CPU)
-    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch; ValueError;
-               TypeError
+    errors     Refused grad, no_device, dtype, layout, shape, dialect, uncovered_cell, proof, arch,
+               off_by_user (the row that would serve is in rows_off); ValueError; TypeError
     exactness  none; see gate_planes for the exact assembly
     source     Jumper et al. 2021, algorithms 11 and 12; Abramson et al. 2024, algorithms 12 and 13
     """
@@ -97,6 +98,7 @@ def trimul(
             norm_round=norm_round,
             tier=tier,
             row=row,
+            rows_off=rows_off,
         )
     y = torch_glue.output(out, x)
     tensors = (
@@ -135,7 +137,7 @@ def trimul(
         right_scale,
         product,
     )
-    return torch_glue.serve("trimul", tier, tensors, scalars, row, y, out)
+    return torch_glue.serve("trimul", tier, tensors, scalars, row, rows_off, y, out)
 
 
 def gate_planes(gate, proj, mask=None, out=None):
@@ -159,7 +161,7 @@ def gate_planes(gate, proj, mask=None, out=None):
     torch_glue.refuse_grad((gate, proj, mask, out))
     if out is None:
         out = torch.empty(gate.permute(2, 0, 1).shape, dtype=gate.dtype, device=gate.device)
-    _core.trimul_gate_planes(gate, proj, mask, out)
+    _core.trimul_gate_planes(gate, proj, mask, out, torch.get_num_threads())
     return out
 
 

@@ -17,8 +17,7 @@
 #include "devices/cpu/rows.h"
 #include "opt_core/trimul.h"
 
-/* ---- memory: every tensor in a block of its own, poisoned, with guards that are checked when it is given back
- * ---------- */
+/* ---- memory: every tensor in a block of its own, poisoned, with guards that are checked when it is given back ---- */
 
 enum { GUARD = 256, POISON = 0xa7, MAX_BLOCKS = 256 };
 
@@ -52,8 +51,7 @@ static void release_to(int mark) {
   while (block_count > mark) free(blocks[--block_count].raw);
 }
 
-/* ---- random numbers ------------------------------------------------------------------------------------------------
- */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t state = 88172645463325252u;
 static uint64_t next(void) {
@@ -66,8 +64,7 @@ static int pick(int n) { return (int)(next() % (uint64_t)n); }
 static double uniform(void) { return (double)(next() >> 11) * 0x1p-53; }
 static double normal(void) { return sqrt(-2.0 * log(uniform() + 1e-300)) * cos(6.283185307179586 * uniform()); }
 
-/* ---- views ---------------------------------------------------------------------------------------------------------
- */
+/* ---- views ------------------------------------------------------------------------------------------------------- */
 
 typedef enum layout {
   DENSE,
@@ -168,8 +165,7 @@ static void check_gaps(const oc_view *y) {
   free(owned);
 }
 
-/* ---- calls ---------------------------------------------------------------------------------------------------------
- */
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 typedef enum data { ORDER_FREE, RANDOM, ADVERSARIAL } data;
 
@@ -395,8 +391,7 @@ static int runnable(const oc_member **out) {
   return used;
 }
 
-/* ---- order-free: bits equal to the reference
- * ------------------------------------------------------------------------- */
+/* ---- order-free: bits equal to the reference --------------------------------------------------------------------- */
 
 static int executed;
 
@@ -485,8 +480,7 @@ static void test_order_free_dialects(void **unused) {
   assert_int_equal(executed, 144);
 }
 
-/* ---- bits do not depend on threads, address or run
- * -------------------------------------------------------------------- */
+/* ---- bits do not depend on threads, address or run --------------------------------------------------------------- */
 
 static void test_threads_and_reruns(void **unused) {
   static const int threads[] = {1, 2, 3, 7, 2};
@@ -520,8 +514,7 @@ static void test_threads_and_reruns(void **unused) {
   assert_int_equal(executed, 6 * count);
 }
 
-/* ---- error against double
- * -------------------------------------------------------------------------------------------- */
+/* ---- error against double ---------------------------------------------------------------------------------------- */
 
 typedef struct distance {
   double largest, mean_square, scale;
@@ -609,8 +602,7 @@ static void test_nan_stays(void **unused) {
   assert_int_equal(executed, count);
 }
 
-/* ---- empty, far apart, refused
- * --------------------------------------------------------------------------------------- */
+/* ---- empty, far apart, refused ----------------------------------------------------------------------------------- */
 
 static void test_empty(void **unused) {
   const oc_member *members[8];
@@ -795,8 +787,7 @@ static void test_class(void **unused) {
   release_to(mark);
 }
 
-/* ---- gate_planes
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- gate_planes ------------------------------------------------------------------------------------------------- */
 
 static const float specials[] = {0.0f, -0.0f, 1e-40f, -1e-45f, INFINITY, -INFINITY, NAN, 3.4e38f, 1.0f, -1.5f, 1e-20f};
 

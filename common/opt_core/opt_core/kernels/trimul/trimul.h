@@ -8,11 +8,12 @@
  *            y = out_proj(norm_out(t)) * sigmoid(out_gate(h)) + residual
  *            The three stock orders of mask, gate and projection give the same bits for a {0,1} mask; other masks are
  *            multiplied as written here.
- * shapes     x, y, residual [B, N, N, C]; mask [B, N, N] or absent; a_*, b_* [Ch, C]; out_proj [C, Ch]; out_gate [C, C];
- *            norm_in over C, norm_out over Ch. Concatenated, interleaved, split and bundled packings are views.
- * types      x, y, residual, weights F32, BF16 or F16, independent of each other (F64 in the reference); mask any mask dtype;
- *            a, b, t are kept in f32 unless `product` names a narrower dtype that each of them is rounded to; every product
- *            accumulates in f32
+ * shapes     x, y, residual [B, N, N, C]; mask [B, N, N] or absent; a_*, b_* [Ch, C]; out_proj [C, Ch];
+ *            out_gate [C, C]; norm_in over C, norm_out over Ch. Concatenated, interleaved, split and bundled packings
+ *            are views.
+ * types      x, y, residual, weights F32, BF16 or F16, independent of each other (F64 in the reference); mask any mask
+ *            dtype; a, b, t are kept in f32 unless `product` names a narrower dtype that each of them is rounded to;
+ *            every product accumulates in f32
  * ownership  y may be x or the residual itself (same view); any other overlap with an input is BAD_ARG
  * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
  * errors     BAD_ARG shapes or overlap; REFUSED dtype:, layout:, dialect:, shape:
@@ -45,11 +46,12 @@ typedef struct oc_trimul {
 OC_API oc_status oc_trimul_class(const oc_trimul *call, oc_tier tier, oc_class *out, oc_err *err);
 OC_API oc_status oc_trimul_serve(const oc_trimul *call, const oc_choice *choice, const oc_exec *exec, oc_err *err);
 
-/* The elementwise half of the exact assembly (class E1): out[c, r, s] = (mask[r, s] * gate[r, s, c]) * proj[r, s, c], each
- * product rounded once in f32. gate is already a sigmoid. out is a view [C, N, N] with a unit stride in its last axis;
- * gate, proj [N, N, C] F32; mask [N, N] any mask dtype or absent. Exact for every input (IEEE products in this order). */
-OC_API oc_status oc_trimul_gate_planes(const oc_view *gate, const oc_view *proj, const oc_view *mask, const oc_view *out,
-                                       int threads, oc_err *err);
+/* The elementwise half of the exact assembly (class E1): out[c, r, s] = (mask[r, s] * gate[r, s, c]) * proj[r, s, c],
+ * each product rounded once in f32. gate is already a sigmoid. out is a view [C, N, N] with a unit stride in its last
+ * axis; gate, proj [N, N, C] F32; mask [N, N] any mask dtype or absent. Exact for every input (IEEE products in this
+ * order). */
+OC_API oc_status oc_trimul_gate_planes(const oc_view *gate, const oc_view *proj, const oc_view *mask,
+                                       const oc_view *out, int threads, oc_err *err);
 
 #ifdef __cplusplus
 }

@@ -4,8 +4,8 @@
  *   keys    packed as panels [panels(Nk)][D][OC_NR]: S = Q K^T is register tiles over D
  *   values  packed as panels [panels(D)][Nk][OC_NR]: O = P V is register tiles over the keys, in order
  *   logits  OC_MR rows of scratch. The softmax needs three walks over them (largest, exp and sum, product); they stay
- * in L1 up to about 700 keys and in L2 to about 20 000, so nothing is rescaled as in the online form A query row's bits
- * depend on its own data, Nk and D only: not on the block, the chunk or the thread.
+ *           in L1 up to about 700 keys and in L2 to about 20 000, so nothing is rescaled as in the online form
+ * A query row's bits depend on its own data, Nk and D only: not on the block, the chunk or the thread.
  */
 #ifndef OC_ATTENTION_H
 #define OC_ATTENTION_H
@@ -142,18 +142,21 @@ OC_INLINE vf oc__logit_row_any(const oc__head *head, int row, float *s) {
   const float *bias = head->bias ? head->bias + row * head->bias_ld : NULL;
   const int kind = head->mask->is_add ? OC_LOGIT_ADD : head->mask->is_clamp ? OC_LOGIT_CLAMP : OC_LOGIT_PLAIN;
   const int order = !bias ? 0 : head->bias_first ? 2 : 1;
+  /* clang-format off */
   switch (kind * 3 + order) {
-#define OC_CASE(kind, order)                                                                                           \
-  case kind * 3 + order:                                                                                               \
-    return oc__logit_row(head, kind, order > 0, order == 2, bias, s);
+#define OC_CASE(kind, order) \
+  case kind * 3 + order: return oc__logit_row(head, kind, order > 0, order == 2, bias, s);
     OC_CASE(OC_LOGIT_ADD, 0)
-    OC_CASE(OC_LOGIT_ADD, 1) OC_CASE(OC_LOGIT_ADD, 2) OC_CASE(OC_LOGIT_CLAMP, 0) OC_CASE(OC_LOGIT_CLAMP, 1)
-        OC_CASE(OC_LOGIT_CLAMP, 2)
+    OC_CASE(OC_LOGIT_ADD, 1)
+    OC_CASE(OC_LOGIT_ADD, 2)
+    OC_CASE(OC_LOGIT_CLAMP, 0)
+    OC_CASE(OC_LOGIT_CLAMP, 1)
+    OC_CASE(OC_LOGIT_CLAMP, 2)
 #undef OC_CASE
-            case 0 : return oc__logit_row(head, OC_LOGIT_PLAIN, 0, 0, bias, s);
-  default:
-    return oc__logit_row(head, OC_LOGIT_PLAIN, 1, 0, bias, s);
+    case 0: return oc__logit_row(head, OC_LOGIT_PLAIN, 0, 0, bias, s);
+    default: return oc__logit_row(head, OC_LOGIT_PLAIN, 1, 0, bias, s);
   }
+  /* clang-format on */
 }
 
 /* In place: s = exp(s - largest); returns the sum. The order of additions depends on Nk only. */
@@ -213,8 +216,7 @@ OC_INLINE int64_t oc__take(int64_t *used, int64_t floats) {
   return at;
 }
 
-/* ---- a whole call on views ----------------------------------------------------------------------------------------
- */
+/* ---- a whole call on views --------------------------------------------------------------------------------------- */
 
 typedef struct oc__attention_plan {
   oc__attention call;

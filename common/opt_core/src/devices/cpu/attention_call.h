@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "devices/cpu/rowset.h"
 #include "opt_core/module.h"
 #include "opt_core/provider.h"
 
@@ -44,13 +45,15 @@ OC_CHECK_FN oc_status oc__shape_check_optional(const oc_view *view, const char *
   return oc_view_is_present(view) ? oc__shape_check(view, name, rank, shape, err) : OC_OK;
 }
 
-/* An output's elements must lie apart: no stride below 1 on an axis longer than 1. */
+/* An output's elements must lie apart: BAD_ARG for a stride below 1 on an axis longer than 1, REFUSED layout: for
+ * strides under which two elements may be one place (threads would write it both). */
 OC_CHECK_FN oc_status oc__output_check(const oc_view *view, const char *name, oc_err *err) {
   if (oc_view_count(view) == 0) return OC_OK;
   for (int32_t axis = 0; axis < view->rank; axis++)
     if (view->shape[axis] > 1 && view->stride[axis] < 1)
       return OC_FAIL(err, BAD_ARG, 0, "%s: stride[%" PRId32 "] of an output is %" PRId64 ", below 1", name, axis,
                      view->stride[axis]);
+  if (!oc__is_one_to_one(view)) return OC_REFUSE(err, LAYOUT, "%s: strides may lead two elements to one place", name);
   return OC_OK;
 }
 

@@ -32,13 +32,25 @@ int oc__isa_find(const char *word, oc_isa *isa) {
 
 enum { XCR0_YMM = BIT(1) | BIT(2), XCR0_ZMM = XCR0_YMM | BIT(5) | BIT(6) | BIT(7), XCR0_TILE = BIT(17) | BIT(18) };
 
+/* SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT: x86-64-v2, but for LAHF, which came before all of these. */
+#define BASE_LEAF1_ECX (BIT(0) | BIT(9) | BIT(13) | BIT(19) | BIT(20) | BIT(23))
 /* FMA, OSXSAVE, AVX, F16C / BMI1, AVX2, BMI2: all that the AVX2 members are compiled for. */
 static const uint32_t avx2_leaf1_ecx = BIT(12) | BIT(27) | BIT(28) | BIT(29);
 static const uint32_t avx2_leaf7_ebx = BIT(3) | BIT(5) | BIT(8);
 /* F, DQ, BW, VL */
 static const uint32_t avx512_leaf7_ebx = BIT(16) | BIT(17) | BIT(30) | (uint32_t)1 << 31;
 
+int oc__cpu_has_base(const oc__cpuid *id) {
+#ifdef __x86_64__
+  return HAS_ALL(id->leaf1_ecx, BASE_LEAF1_ECX);
+#else
+  (void)id;
+  return 1;
+#endif
+}
+
 oc_isa oc__cpu_isa_of(const oc__cpuid *id) {
+  if (!oc__cpu_has_base(id)) return OC_ISA_GENERIC;
   if (!HAS_ALL(id->leaf1_ecx, avx2_leaf1_ecx) || !HAS_ALL(id->leaf7_ebx, avx2_leaf7_ebx)) return OC_ISA_GENERIC;
   if (!HAS_ALL(id->xcr0, (uint64_t)XCR0_YMM)) return OC_ISA_GENERIC;
   if (!HAS_ALL(id->leaf7_ebx, avx512_leaf7_ebx) || !HAS_ALL(id->xcr0, (uint64_t)XCR0_ZMM)) return OC_ISA_AVX2;
@@ -98,12 +110,14 @@ static void read_names(oc_cpu *cpu) { (void)cpu; }
 #endif
 
 static oc_cpu facts;
+static int facts_have_base;
 static pthread_once_t facts_once = PTHREAD_ONCE_INIT;
 
 static void read_facts(void) {
   oc__cpuid id = {0};
   read_cpuid(&id);
   read_names(&facts);
+  facts_have_base = oc__cpu_has_base(&id);
   facts.isa = oc__cpu_isa_of(&id);
   facts.has_avx512_bf16 = oc__cpu_has_avx512_bf16(&id);
   facts.has_amx_bf16 = oc__cpu_has_amx_bf16(&id);
@@ -114,14 +128,16 @@ const oc_cpu *oc_cpu_facts(void) {
   return &facts;
 }
 
-oc_status oc__cpu_isa_choose(oc_isa have, const char *word, oc_isa *isa, oc_err *err) {
+oc_status oc__cpu_isa_choose(oc_isa have, int has_base, const char *word, oc_isa *isa, oc_err *err) {
   oc_isa wanted = have;
   if (word && *word && !oc__isa_find(word, &wanted)) return OC_REFUSE(err, ENVIRONMENT, "OPT_CORE_ISA=%.64s", word);
+  if (!has_base) return OC_REFUSE(err, ARCH, "%s!=%s", oc_isa_word(have), OC__BASE_LEVEL);
   if (wanted > have) return OC_REFUSE(err, ARCH, "%s!=%s", oc_isa_word(have), oc_isa_word(wanted));
   *isa = wanted;
   return OC_OK;
 }
 
 oc_status oc_cpu_isa(oc_isa *isa, oc_err *err) {
-  return oc__cpu_isa_choose(oc_cpu_facts()->isa, getenv("OPT_CORE_ISA"), isa, err);
+  oc_isa have = oc_cpu_facts()->isa; /* first: it reads facts_have_base too */
+  return oc__cpu_isa_choose(have, facts_have_base, getenv("OPT_CORE_ISA"), isa, err);
 }

@@ -12,6 +12,10 @@ typedef struct oc__cpuid {
   uint64_t xcr0;
 } oc__cpuid;
 
+/* What the generic members are compiled for, and the word that refusals name it by. */
+#define OC__BASE_LEVEL "x86-64-v2"
+/* 1 where the processor has all of it; on other architectures the generic members need nothing. */
+int oc__cpu_has_base(const oc__cpuid *id);
 oc_isa oc__cpu_isa_of(const oc__cpuid *id);
 int oc__cpu_has_avx512_bf16(const oc__cpuid *id);
 int oc__cpu_has_amx_bf16(const oc__cpuid *id);
@@ -19,7 +23,8 @@ int oc__cpu_has_amx_bf16(const oc__cpuid *id);
 /* 1 and *isa for a word of OC_ISA_LIST, else 0. */
 int oc__isa_find(const char *word, oc_isa *isa);
 
-/* oc_cpu_isa on a machine that has `have`, with OPT_CORE_ISA holding word (NULL or "": not set). */
-oc_status oc__cpu_isa_choose(oc_isa have, const char *word, oc_isa *isa, oc_err *err);
+/* oc_cpu_isa on a machine that has `have` (and the base level or not), with OPT_CORE_ISA holding word (NULL or "": not
+ * set). */
+oc_status oc__cpu_isa_choose(oc_isa have, int has_base, const char *word, oc_isa *isa, oc_err *err);
 
 #endif

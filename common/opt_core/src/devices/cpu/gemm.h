@@ -3,8 +3,8 @@
  *
  *   panel      OC_NR = 2 * OC_VL columns of B, k-major: panel[k * OC_NR + n]; columns past the end are zero
  *   tile       OC_MR rows of A (unit stride along k) times one panel, in registers
- * The sum over k runs in order for every element, whatever the tile, the row block or the thread: bits never depend on how
- * the rows are cut. At AVX-512 a tile needs 14 loads and 24 FMAs a step, so the two FMA ports are the bound.
+ * The sum over k runs in order for every element, whatever the tile, the row block or the thread: bits never depend on
+ * how the rows are cut. At AVX-512 a tile needs 14 loads and 24 FMAs a step, so the two FMA ports are the bound.
  */
 #ifndef OC_GEMM_H
 #define OC_GEMM_H
@@ -17,8 +17,9 @@
 #else
 #define OC_MR 6
 #endif
-/* Depth of a block: a panel of 256 x 32 floats is 32 KB, one first-level cache; sums of 256 products are added up one by one, which keeps
- * the error of a long product near that of a blocked library product (one chain of 4096 had 1.7 times its error). */
+/* Depth of a block: a panel of 256 x 32 floats is 32 KB, one first-level cache; sums of 256 products are added up one
+ * by one, which keeps the error of a long product near that of a blocked library product (one chain of 4096 had 1.7
+ * times its error). */
 #define OC_KC 256
 
 OC_INLINE int64_t oc__panels(int64_t n) { return (n + OC_NR - 1) / OC_NR; }
@@ -40,10 +41,11 @@ OC_INLINE void oc__pack_linear(const oc_view *weight, float *packed) {
   }
 }
 
-/* C[rows, OC_NR] = A * panel + start; start: C itself (accumulate) or bias[OC_NR] or nothing (bias NULL). rows is a constant.
- * The start is added after the sum over k: the error of a long product is that of its blocks, and a large bias costs none. */
-OC_INLINE void oc__tile(const int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c, int64_t ldc,
-                        const float *bias, int accumulate) {
+/* C[rows, OC_NR] = A * panel + start; start: C itself (accumulate) or bias[OC_NR] or nothing (bias NULL). rows is a
+ * constant. The start is added after the sum over k: the error of a long product is that of its blocks, and a large
+ * bias costs none. */
+OC_INLINE void oc__tile(const int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c,
+                        int64_t ldc, const float *bias, int accumulate) {
   vf acc0[OC_MR], acc1[OC_MR];
   for (int r = 0; r < rows; r++) acc0[r] = acc1[r] = vf_zero();
   for (int64_t k = 0; k < k_count; k++) {
@@ -61,9 +63,11 @@ OC_INLINE void oc__tile(const int rows, int64_t k_count, const float *a, int64_t
   }
 }
 
-/* The same for a row count known at run time, 1..OC_MR: unrolled per count so that the accumulators stay in registers. */
-OC_INLINE void oc__tile_any(int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c, int64_t ldc,
-                            const float *bias, int accumulate) {
+/* The same for a row count known at run time, 1..OC_MR: unrolled per count so that the accumulators stay in registers.
+ */
+OC_INLINE void oc__tile_any(int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c,
+                            int64_t ldc, const float *bias, int accumulate) {
+  /* clang-format off */
   switch (rows) {
 #define OC_CASE(r) \
   case r: oc__tile(r, k_count, a, lda, panel, c, ldc, bias, accumulate); break;
@@ -74,10 +78,11 @@ OC_INLINE void oc__tile_any(int rows, int64_t k_count, const float *a, int64_t l
 #undef OC_CASE
   default: break;
   }
+  /* clang-format on */
 }
 
-/* C[m, panels(n) * OC_NR] = bias + A[m, k] * packed B (bias: padded to whole panels, or NULL). ldc >= panels(n) * OC_NR.
- * accumulate: adds to what C holds instead of starting from the bias. C must not overlap A. */
+/* C[m, panels(n) * OC_NR] = bias + A[m, k] * packed B (bias: padded to whole panels, or NULL). ldc >= panels(n) *
+ * OC_NR. accumulate: adds to what C holds instead of starting from the bias. C must not overlap A. */
 static inline __attribute__((unused)) void oc__gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                                     const float *packed, float *c, int64_t ldc, const float *bias,
                                                     int accumulate) {
@@ -88,7 +93,8 @@ static inline __attribute__((unused)) void oc__gemm(int64_t m, int64_t n, int64_
       const float *start = bias ? bias + p * OC_NR : NULL;
       for (int64_t r = 0; r < m; r += OC_MR) {
         const int rows = (int)(m - r < OC_MR ? m - r : OC_MR);
-        oc__tile_any(rows, depth, a + r * lda + k0, lda, panel, c + r * ldc + p * OC_NR, ldc, start, accumulate || k0 > 0);
+        oc__tile_any(rows, depth, a + r * lda + k0, lda, panel, c + r * ldc + p * OC_NR, ldc, start,
+                     accumulate || k0 > 0);
       }
     }
   }

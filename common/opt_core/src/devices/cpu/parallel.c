@@ -12,14 +12,14 @@
 
 int oc__thread_count(int wanted, int64_t blocks) {
   int threads = wanted > 0 ? wanted : oc_cpu_threads();
+  if (oc__is_forked()) return 1;
   if (threads > blocks) threads = (int)blocks;
   return threads < 1 ? 1 : threads;
 }
 
 void oc__parallel(int64_t blocks, int threads, void (*body)(int64_t block, int thread, void *context), void *context) {
 #ifdef _OPENMP
-  if (threads > 1) {
-    oc__cpu_pool_used();
+  if (threads > 1 && !oc__is_forked()) {
     atomic_llong next = 0; /* blocks cost unequal time at the edges: hand them out one by one */
 #pragma omp parallel num_threads(threads) shared(next)
     {
@@ -30,6 +30,8 @@ void oc__parallel(int64_t blocks, int threads, void (*body)(int64_t block, int t
     }
     return;
   }
+#else
+  (void)threads;
 #endif
   for (int64_t b = 0; b < blocks; b++) body(b, 0, context);
 }

@@ -13,15 +13,24 @@ OC_INLINE const char *oc__at(const oc_view *view, int64_t offset) {
 /* One value as f32; any dtype of OC_DTYPE_LIST (masks included). */
 OC_INLINE float oc__load1(const void *base, oc_dtype dtype, int64_t offset) {
   switch (dtype) {
-  case OC_F32: return ((const float *)base)[offset];
-  case OC_BF16: return oc__from_bf16(((const uint16_t *)base)[offset]);
-  case OC_F16: return oc__from_f16(((const uint16_t *)base)[offset]);
-  case OC_F64: return (float)((const double *)base)[offset];
-  case OC_BOOL: return ((const uint8_t *)base)[offset] != 0 ? 1.0f : 0.0f;
-  case OC_U8: return (float)((const uint8_t *)base)[offset];
-  case OC_I32: return (float)((const int32_t *)base)[offset];
-  case OC_I64: return (float)((const int64_t *)base)[offset];
-  default: return 0.0f;
+  case OC_F32:
+    return ((const float *)base)[offset];
+  case OC_BF16:
+    return oc__from_bf16(((const uint16_t *)base)[offset]);
+  case OC_F16:
+    return oc__from_f16(((const uint16_t *)base)[offset]);
+  case OC_F64:
+    return (float)((const double *)base)[offset];
+  case OC_BOOL:
+    return ((const uint8_t *)base)[offset] != 0 ? 1.0f : 0.0f;
+  case OC_U8:
+    return (float)((const uint8_t *)base)[offset];
+  case OC_I32:
+    return (float)((const int32_t *)base)[offset];
+  case OC_I64:
+    return (float)((const int64_t *)base)[offset];
+  default:
+    return 0.0f;
   }
 }
 
@@ -57,7 +66,8 @@ OC_INLINE float oc__round_to(float value, oc_dtype dtype) {
 OC_INLINE void oc__row_store(const oc_view *view, int64_t offset, int64_t stride, int64_t n, const float *in) {
   if (view->dtype == OC_F32) {
     float *p = (float *)view->data + offset;
-    if (stride == 1) memcpy(p, in, (size_t)n * sizeof(float));
+    if (stride == 1)
+      memcpy(p, in, (size_t)n * sizeof(float));
     else
       for (int64_t i = 0; i < n; i++) p[i * stride] = in[i];
     return;
@@ -81,8 +91,8 @@ OC_INLINE void oc__vector_load(const oc_view *view, int64_t n, float absent, flo
 }
 
 /* out = normalised row of n f32 values (out may be row itself): passes over registers or L1, or the one-pass statistics
- * where the dialect asks. weight and bias are f32 vectors. Sums run in OC_VL lanes, then across lanes: the order depends
- * on n only. The second pass also corrects the mean, so that a constant row gives the bias exactly. */
+ * where the dialect asks. weight and bias are f32 vectors. Sums run in OC_VL lanes, then across lanes: the order
+ * depends on n only. The second pass also corrects the mean, so that a constant row gives the bias exactly. */
 OC_INLINE void oc__row_norm_into(const float *row, float *out, int64_t n, const oc_norm *norm, const float *weight,
                                  const float *bias) {
   const float count = (float)n;
@@ -118,8 +128,10 @@ OC_INLINE void oc__row_norm_into(const float *row, float *out, int64_t n, const 
     const float shift = (vf_sum(sum) + rest) / count; /* what rounding left in the mean */
     const float excess = shift * shift;
     variance = (vf_sum(squares) + rest_squares) / count;
-    if (excess < variance) variance -= excess;
-    else if (excess < INFINITY) variance = 0.0f; /* all values equal, or nearly; a NaN stays */
+    if (excess < variance)
+      variance -= excess;
+    else if (excess < INFINITY)
+      variance = 0.0f; /* all values equal, or nearly; a NaN stays */
     mean += shift;
   }
   const float scale = 1.0f / sqrtf(variance + norm->eps);

@@ -80,11 +80,20 @@ OC_INLINE double oc__load1_f64(const oc_view *view, int64_t offset) {
 /* F64 keeps the double; a narrower dtype rounds from f32. */
 OC_INLINE void oc__store1_f64(const oc_view *view, int64_t offset, double value) {
   switch (view->dtype) {
-  case OC_F64: ((double *)view->data)[offset] = value; break;
-  case OC_F32: ((float *)view->data)[offset] = (float)value; break;
-  case OC_BF16: ((uint16_t *)view->data)[offset] = oc__to_bf16((float)value); break;
-  case OC_F16: ((uint16_t *)view->data)[offset] = oc__to_f16((float)value); break;
-  default: break;
+  case OC_F64:
+    ((double *)view->data)[offset] = value;
+    break;
+  case OC_F32:
+    ((float *)view->data)[offset] = (float)value;
+    break;
+  case OC_BF16:
+    ((uint16_t *)view->data)[offset] = oc__to_bf16((float)value);
+    break;
+  case OC_F16:
+    ((uint16_t *)view->data)[offset] = oc__to_f16((float)value);
+    break;
+  default:
+    break;
   }
 }
 

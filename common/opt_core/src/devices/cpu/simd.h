@@ -151,13 +151,13 @@ OC_INLINE vf vf_f16(const uint16_t *p) {
 
 /* ---- functions of a vector --------------------------------------------------------------------------------------- */
 
-/* 2^(x * log2 e) by Cody-Waite reduction and a degree-6 polynomial on |r| <= ln2 / 2: error below 1.2 ulp (0.9 with FMA)
- * where the result is normal (test_simd.c measures it against double). Below -87.3 it gives 0 (no subnormals), above 88.7
- * Inf; NaN stays NaN. */
+/* 2^(x * log2 e) by Cody-Waite reduction and a degree-6 polynomial on |r| <= ln2 / 2: error below 1.2 ulp (0.9 with
+ * FMA) where the result is normal (test_simd.c measures it against double). Below -87.3 it gives 0 (no subnormals),
+ * above 88.7 Inf; NaN stays NaN. */
 OC_INLINE vf vf_exp(vf x) {
   const vf log2e = vf_set(0x1.715476p+0f), ln2_high = vf_set(0x1.62e400p-1f), ln2_low = vf_set(0x1.7f7d1cp-20f);
   const vf low = vf_set(-0x1.5d589ep+6f), high = vf_set(0x1.62e42ep+6f);
-  const vf magic = vf_set(0x1.8p+23f); /* adding it leaves the nearest integer in the low mantissa bits */
+  const vf magic = vf_set(0x1.8p+23f);       /* adding it leaves the nearest integer in the low mantissa bits */
   vf clamped = vf_max(low, vf_min(high, x)); /* NaN in x survives: it is the second operand of both */
   vf shifted = vf_fma(clamped, log2e, magic);
   vf n = vf_sub(shifted, magic);

@@ -18,21 +18,14 @@
 
 /* ---- fork ------------------------------------------------------------------------------------------------------- */
 
-static atomic_int pool_is_used;   /* in this process, or in the one it was forked from */
-static atomic_int pool_is_broken; /* forked after use: the pool's threads did not come along */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static atomic_int is_forked;
 
-static void after_fork_in_child(void) {
-  if (atomic_load_explicit(&pool_is_used, memory_order_relaxed))
-    atomic_store_explicit(&pool_is_broken, 1, memory_order_relaxed);
-}
+static void after_fork_in_child(void) { atomic_store_explicit(&is_forked, 1, memory_order_relaxed); }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
+/* At load, and not at the first parallel region: whoever shares the pool may have run one before this library did. */
+__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, after_fork_in_child); }
 
-void oc__cpu_pool_used(void) {
-  pthread_once(&fork_once, watch_forks);
-  atomic_store_explicit(&pool_is_used, 1, memory_order_relaxed);
-}
+int oc__is_forked(void) { return atomic_load_explicit(&is_forked, memory_order_relaxed); }
 
 /* ---- cgroup quotas ---------------------------------------------------------------------------------------------- */
 
@@ -149,14 +142,12 @@ static int affinity_processors(void) {
 }
 
 int oc_cpu_threads(void) {
-  if (atomic_load_explicit(&pool_is_broken, memory_order_relaxed)) return 1;
+  if (oc__is_forked()) return 1;
   pthread_once(&cgroup_once, read_cgroup);
   int threads = omp_get_max_threads();
   int granted = lesser_limit(affinity_processors(), cgroup_limit);
   if (granted > 0 && threads > granted) threads = granted;
-  if (threads <= 1) return 1;
-  oc__cpu_pool_used(); /* whoever asks is about to use it */
-  return threads;
+  return threads <= 1 ? 1 : threads;
 }
 #else
 int oc_cpu_threads(void) { return 1; }

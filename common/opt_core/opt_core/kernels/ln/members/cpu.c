@@ -47,8 +47,7 @@ static void norm_direct(const work *w, int64_t row, int64_t end) {
 static void norm_group(const work *w, int64_t row, int64_t count, float *scratch) {
   const int64_t ld = scratch_ld(w->columns);
   oc__rows_load(&w->ln->x, &w->x_rows, row, count, scratch, ld);
-  for (int64_t r = 0; r < count; r++)
-    oc__row_norm(scratch + r * ld, w->columns, &w->ln->norm, w->weight, w->bias);
+  for (int64_t r = 0; r < count; r++) oc__row_norm(scratch + r * ld, w->columns, &w->ln->norm, w->weight, w->bias);
   oc__rows_store(&w->ln->y, &w->y_rows, row, count, scratch, ld);
 }
 
@@ -102,7 +101,8 @@ oc_status OC_MEMBER_FN(oc__ln_cpu)(const void *call, const oc_exec *exec, oc_err
   const int threads = oc__thread_count(exec->threads, block_count(ln));
   const size_t need = workspace_bytes(w.columns, threads);
   if (!exec->workspace || exec->workspace_bytes < need)
-    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0, need);
+    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0,
+                   need);
   float *weight = exec->workspace, *bias = weight + oc__line_floats(w.columns);
   oc__vector_load(&ln->norm.weight, w.columns, 1.0f, weight);
   oc__vector_load(&ln->norm.bias, w.columns, 0.0f, bias);
@@ -111,15 +111,18 @@ oc_status OC_MEMBER_FN(oc__ln_cpu)(const void *call, const oc_exec *exec, oc_err
   w.scratch = bias + oc__line_floats(w.columns);
   w.x_rows = oc__rowset_of(&ln->x, last);
   w.y_rows = oc__rowset_of(&ln->y, last);
-  w.direct = ln->x.dtype == OC_F32 && ln->y.dtype == OC_F32 && (w.columns == 1 || (ln->x.stride[last] == 1 && ln->y.stride[last] == 1));
+  w.direct = ln->x.dtype == OC_F32 && ln->y.dtype == OC_F32 &&
+             (w.columns == 1 || (ln->x.stride[last] == 1 && ln->y.stride[last] == 1));
   w.per_block = block_rows(w.columns);
 #if OC_MUTANT == 1
   for (int64_t c = 0; c < w.columns; c++) bias[c] = -bias[c];
 #elif OC_MUTANT == 2
   memmove(weight + 1, weight, (size_t)(w.columns - 1) * sizeof(float));
 #elif OC_MUTANT == 3
-  if (w.rows > w.per_block) w.rows -= w.rows % w.per_block;
-  else w.rows -= w.rows % GROUP_ROWS;
+  if (w.rows > w.per_block)
+    w.rows -= w.rows % w.per_block;
+  else
+    w.rows -= w.rows % GROUP_ROWS;
 #elif OC_MUTANT == 4
   memset(bias, 0, (size_t)w.columns * sizeof(float));
 #endif

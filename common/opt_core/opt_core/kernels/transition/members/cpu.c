@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transition on a CPU. The products are computed transposed: a tile is OC_MR weight rows (read where they lie, one value
- * broadcast at a time) times OC_NR data rows (lanes). So no weight is ever packed, the hidden layer comes out in the very
- * form in which the down product wants it, and it never leaves the cache:
+/* transition on a CPU. The products are computed transposed: a tile is OC_MR weight rows (read where they lie, one
+ * value broadcast at a time) times OC_NR data rows (lanes). So no weight is ever packed, the hidden layer comes out in
+ * the very form in which the down product wants it, and it never leaves the cache:
  *
  *   x rows -> norm -> panels x[c][row] -> up, gate for SLICE hidden units -> activation -> panels h[unit][row]
  *     -> y[c][row] += down -> transposed back -> bias, mask, residual -> y rows
@@ -23,16 +23,16 @@ oc_status OC_MEMBER_FN(oc__transition_cpu)(const void *call, const oc_exec *exec
 #endif
 
 /* A block is up to BLOCK_LANES data rows; SLICE hidden units of it are 128 KB, their weights at C = 128 another 128 KB.
- * DEPTH bounds the part of k that a tile sums before it adds to what is there: OC_MR weight rows of 1 KB stay in L1 while the
- * panels pass, and the error of a long product is that of its blocks (as in gemm.h). */
+ * DEPTH bounds the part of k that a tile sums before it adds to what is there: OC_MR weight rows of 1 KB stay in L1
+ * while the panels pass, and the error of a long product is that of its blocks (as in gemm.h). */
 enum { BLOCK_LANES = 128, SLICE = 240, DEPTH = 256 };
 
-/* ---- tiles --------------------------------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-/* out[r][lane] (+)= sum over k of w[r * ldw + k] * panel[k][lane]. rows and accumulate are constants: a choice at run time
- * would send the accumulators through memory. */
-OC_INLINE void tile(const int rows, const int accumulate, int64_t depth, const float *w, int64_t ldw, const float *panel,
-                    float *out) {
+/* out[r][lane] (+)= sum over k of w[r * ldw + k] * panel[k][lane]. rows and accumulate are constants: a choice at run
+ * time would send the accumulators through memory. */
+OC_INLINE void tile(const int rows, const int accumulate, int64_t depth, const float *w, int64_t ldw,
+                    const float *panel, float *out) {
   vf acc0[OC_MR], acc1[OC_MR];
   for (int r = 0; r < rows; r++) acc0[r] = acc1[r] = vf_zero();
   for (int64_t k = 0; k < depth; k++) {
@@ -60,6 +60,7 @@ static void tile_add(int64_t depth, const float *w, int64_t ldw, const float *pa
 
 static void tile_part(int rows, int accumulate, int64_t depth, const float *w, int64_t ldw, const float *panel,
                       float *out) {
+  /* clang-format off */
   switch (2 * rows + accumulate) {
 #define CASE(r) \
   case 2 * r: tile(r, 0, depth, w, ldw, panel, out); break; \
@@ -71,6 +72,7 @@ static void tile_part(int rows, int accumulate, int64_t depth, const float *w, i
 #undef CASE
   default: break;
   }
+  /* clang-format on */
 }
 
 /* A weight as f32 rows with unit stride along k. */
@@ -79,7 +81,8 @@ typedef struct matrix {
   int64_t ld;
 } matrix;
 
-/* out panel p [m][OC_NR] (+)= w[m, k] * panel p [k][OC_NR], for every panel. in_step, out_step: floats from panel to panel. */
+/* out panel p [m][OC_NR] (+)= w[m, k] * panel p [k][OC_NR], for every panel. in_step, out_step: floats from panel to
+ * panel. */
 static void multiply(int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step, float *out,
                      int64_t out_step, int accumulate) {
   for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
@@ -91,15 +94,18 @@ static void multiply(int64_t m, int64_t k, matrix w, int64_t panels, const float
       for (int64_t p = 0; p < panels; p++) {
         const float *panel = in + p * in_step + k0 * OC_NR;
         float *target = out + p * out_step + r * OC_NR;
-        if (left < OC_MR) tile_part((int)left, add, depth, rows, w.ld, panel, target);
-        else if (add) tile_add(depth, rows, w.ld, panel, target);
-        else tile_start(depth, rows, w.ld, panel, target);
+        if (left < OC_MR)
+          tile_part((int)left, add, depth, rows, w.ld, panel, target);
+        else if (add)
+          tile_add(depth, rows, w.ld, panel, target);
+        else
+          tile_start(depth, rows, w.ld, panel, target);
       }
     }
   }
 }
 
-/* ---- activation ---------------------------------------------------------------------------------------------------- */
+/* ---- activation -------------------------------------------------------------------------------------------------- */
 
 /* u[unit][lane] = activation of (u + bias, g + gate_bias), in place; units rows of one panel. */
 static void activate(oc_activation activation, int64_t units, float *u, const float *g, const float *bias,
@@ -123,7 +129,7 @@ static void activate(oc_activation activation, int64_t units, float *u, const fl
   }
 }
 
-/* ---- one call ------------------------------------------------------------------------------------------------------ */
+/* ---- one call ---------------------------------------------------------------------------------------------------- */
 
 typedef struct work {
   const oc_transition *call;
@@ -201,21 +207,21 @@ static void run_block(int64_t block, int thread, void *context) {
   for (int64_t h = 0; h < w->hidden; h += SLICE) {
     const int64_t units = w->hidden - h < SLICE ? w->hidden - h : SLICE;
     multiply(units, w->columns, rows_from(w->up, h), panels, base, step, base + l.u, slice_step, 0);
-    if (w->gate.data)
-      multiply(units, w->columns, rows_from(w->gate, h), panels, base, step, base + l.g, slice_step, 0);
+    if (w->gate.data) multiply(units, w->columns, rows_from(w->gate, h), panels, base, step, base + l.g, slice_step, 0);
     for (int64_t p = 0; p < panels; p++)
       activate(w->call->activation, units, base + l.u + p * slice_step, base + l.g + p * slice_step, w->up_bias + h,
                w->gate_bias + h);
-    multiply(w->columns, units, (matrix){w->down.data + h, w->down.ld}, panels, base + l.u, slice_step, base + l.y, step,
-             h > 0);
+    multiply(w->columns, units, (matrix){w->down.data + h, w->down.ld}, panels, base + l.u, slice_step, base + l.y,
+             step, h > 0);
   }
   for (int64_t p = 0; p < panels; p++) {
     const int64_t left = count - p * OC_NR;
-    store_panel(w, first + p * OC_NR, left < OC_NR ? left : OC_NR, base + l.y + p * step, base + l.rows, base + l.residual);
+    store_panel(w, first + p * OC_NR, left < OC_NR ? left : OC_NR, base + l.y + p * step, base + l.rows,
+                base + l.residual);
   }
 }
 
-/* ---- weights that cannot be read where they lie -------------------------------------------------------------------- */
+/* ---- weights that cannot be read where they lie ------------------------------------------------------------------ */
 
 static int is_direct(const oc_view *weight) {
   return weight->dtype == OC_F32 && (weight->stride[1] == 1 || weight->shape[1] <= 1);
@@ -261,7 +267,7 @@ static const float *vector_of(const oc_view *vector, int64_t n, float absent, fl
   return out;
 }
 
-/* ---- entry --------------------------------------------------------------------------------------------------------- */
+/* ---- entry ------------------------------------------------------------------------------------------------------- */
 
 /* Lanes a block: as many as BLOCK_LANES, fewer where the rows would not give every thread a block. */
 static int64_t lanes_of(int64_t rows, int threads) {
@@ -292,9 +298,9 @@ static oc_status refuse_dtype(const oc_view *view, const char *name, oc_err *err
 }
 
 static oc_status refuse(const oc_transition *call, oc_err *err) {
-  const oc_view *const views[] = {&call->x,           &call->y,         &call->residual,    &call->up.weight,
-                                  &call->up.bias,     &call->gate.weight, &call->gate.bias, &call->down.weight,
-                                  &call->down.bias,   &call->norm.weight, &call->norm.bias};
+  const oc_view *const views[] = {&call->x,         &call->y,           &call->residual,  &call->up.weight,
+                                  &call->up.bias,   &call->gate.weight, &call->gate.bias, &call->down.weight,
+                                  &call->down.bias, &call->norm.weight, &call->norm.bias};
   static const char *const names[] = {"x",         "y",           "residual",  "up.weight",   "up.bias",  "gate.weight",
                                       "gate.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"};
   const int count = call->norm_absent ? 9 : 11;
@@ -330,13 +336,15 @@ static void prepare(work *w, int threads, float *next) {
 oc_status OC_MEMBER_FN(oc__transition_cpu)(const void *call, const oc_exec *exec, oc_err *err) {
   const oc_transition *t = call;
   const int32_t last = t->x.rank - 1;
-  work w = {.call = t, .rows = oc__row_count(&t->x, last), .columns = t->x.shape[last], .hidden = t->up.weight.shape[0]};
+  work w = {
+      .call = t, .rows = oc__row_count(&t->x, last), .columns = t->x.shape[last], .hidden = t->up.weight.shape[0]};
   OC_TRY(refuse(t, err));
   if (w.rows == 0 || w.columns == 0) return OC_OK;
   const int threads = thread_count(t, exec->threads);
   const size_t need = workspace_bytes(t, threads);
   if (!exec->workspace || exec->workspace_bytes < need)
-    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0, need);
+    return OC_FAIL(err, BAD_ARG, 0, "workspace: %zu bytes, %zu needed", exec->workspace ? exec->workspace_bytes : 0,
+                   need);
   w.lanes = lanes_of(w.rows, threads);
   prepare(&w, threads, exec->workspace);
   const int64_t blocks = (w.rows + w.lanes - 1) / w.lanes;

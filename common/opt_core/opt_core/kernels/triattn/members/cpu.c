@@ -8,8 +8,7 @@ oc_status OC_MEMBER_FN(oc__triattn_cpu)(const void *call, const oc_exec *exec, o
 size_t OC_JOIN(OC_MEMBER_FN(oc__triattn_module_cpu), workspace)(const void *call, int threads);
 oc_status OC_MEMBER_FN(oc__triattn_module_cpu)(const void *call, const oc_exec *exec, oc_err *err);
 
-/* ---- the core ------------------------------------------------------------------------------------------------------
- */
+/* ---- the core ---------------------------------------------------------------------------------------------------- */
 
 size_t OC_JOIN(OC_MEMBER_FN(oc__triattn_cpu), workspace)(const void *call, int threads) {
   const oc__attention attention = oc__triattn_attention(call);
@@ -27,11 +26,10 @@ oc_status OC_MEMBER_FN(oc__triattn_cpu)(const void *call, const oc_exec *exec, o
   return OC_OK;
 }
 
-/* ---- the module
- * ------------------------------------------------------------------------------------------------------ Pass 1 makes
- * bias[h][q][k] of one batch from every row of x. Pass 2 takes a row i at a time through normalisation, projections,
- * attention, gate and out_proj without leaving the thread's cache: row i of y is written after the last read of row i
- * of x, and no other row of x is read in pass 2, so y may be x. */
+/* ---- the module ----------------------------------------------------------------------------------------------------
+ * Pass 1 makes bias[h][q][k] of one batch from every row of x. Pass 2 takes a row i at a time through normalisation,
+ * projections, attention, gate and out_proj without leaving the thread's cache: row i of y is written after the last
+ * read of row i of x, and no other row of x is read in pass 2, so y may be x. */
 
 /* Keys that pass 1 projects at once: a cache line of a bias row. */
 enum { BIAS_KEYS = 16 };

@@ -40,7 +40,7 @@ def run(tensors, scalars):
             inputs = (sigma[b], p[b], None if mask is None else mask[b])
             if swap:
                 inputs = tuple(None if t is None else t.transpose(0, 1) for t in inputs)
-            _core.trimul_gate_planes(*inputs, out[b])
+            _core.trimul_gate_planes(*inputs, out[b], torch.get_num_threads())
         return out.view(batch * hidden, n, n)
 
     # outgoing: A[c] = a[:, :, c], B[c] = b[:, :, c] transposed; incoming: A[c] transposed, B[c] as it is
