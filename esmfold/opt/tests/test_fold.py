@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import ROOT, SEQUENCES, clean_environment, fold, run_python
+from folding import ROOT, SEQUENCES, clean_environment, fold, run_python
 
 LEVERS = {"triattn", "trimul", "transition", "ln", "dropout", "allocator"}
 

@@ -2,7 +2,7 @@
 """How the kit refuses and how its accounting fails closed, with the exit statuses of the specification."""
 import json
 
-from conftest import fold, run_python
+from folding import fold, run_python
 
 IMPORT = "import transformers.models.esm.modeling_esmfold"
 
