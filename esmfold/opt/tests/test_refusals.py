@@ -50,6 +50,10 @@ def test_the_engine_keeps_its_own_status(tmp_path):
     assert run.status == 7
 
 
+# A block by itself never calls the trunk, and some programs call a part of a block only: what they do not call is switched off.
+NO_TRUNK = "allocator"
+NO_BLOCK = "allocator,dropout"
+
 BLOCK = """
 import sys
 import torch
@@ -64,9 +68,11 @@ s, z, mask = torch.randn(1, N, 1024), torch.randn(1, N, N, 128), torch.ones(1, N
 
 def test_gradients_stay_with_the_stock_op_and_are_counted(tmp_path):
     program = BLOCK + "out = block(s, z, mask=mask)[1]\nout.sum().backward()\nassert block.mlp_pair.mlp[1].weight.grad is not None\n"
-    run = run_python(["-c", program + "with torch.no_grad(): block(s, z, mask=mask)\n", 178], tmp_path, ESMFOLD_OPT="exact")
-    if not any(lever["state"] == "served" for lever in run.manifest["levers"]):
-        assert all(lever["reason"].startswith(("proof", "uncovered_cell")) for lever in run.manifest["levers"])
+    run = run_python(["-c", program + "with torch.no_grad(): block(s, z, mask=mask)\n", 178], tmp_path, ESMFOLD_OPT="exact",
+                     MODEL_OPT_LEVERS_OFF=NO_TRUNK)
+    rows = [lever for lever in run.manifest["levers"] if lever["name"] not in ("allocator", "dropout")]
+    if not any(lever["state"] == "served" for lever in rows):
+        assert all(lever["reason"].startswith(("proof", "uncovered_cell")) for lever in rows)
         return
     assert run.status == 0, run.stderr
     assert "NAMED_FALLBACK:transition:" in run.stderr and ":grad" in run.stderr.replace("%3A", ":")
@@ -80,7 +86,8 @@ def test_gradients_under_require_end_the_run(tmp_path):
 
 def test_a_call_outside_the_table_is_stock_and_counted(tmp_path):
     """float64 has no cell: each call stays stock, and a required lever that could serve none of its calls is refused."""
-    run = run_python(["-c", BLOCK + "with torch.no_grad(): block.double()(s.double(), z.double(), mask=mask.double())", 9], tmp_path, ESMFOLD_OPT="fast")
+    run = run_python(["-c", BLOCK + "with torch.no_grad(): block.double()(s.double(), z.double(), mask=mask.double())", 9], tmp_path, ESMFOLD_OPT="fast",
+                     MODEL_OPT_LEVERS_OFF=NO_TRUNK)
     assert run.status == 3, run.stderr
     assert "UNCOVERED_CELL:trimul:" in run.stderr
     assert any(line.startswith("[opt_core] NOT ACTIVE: trimul: uncovered_cell:") for line in run.lines), run.stderr
@@ -168,7 +175,7 @@ LEVER_OF = {"hook": "trimul", "low rank": "trimul", "parametrization": "triattn"
 
 def test_a_changed_submodule_is_not_read_past(tmp_path):
     """The stock result of the changed engine comes out, and the record says why."""
-    run = run_python(["-c", SERVING + CHANGES], tmp_path, ESMFOLD_OPT="exact")
+    run = run_python(["-c", SERVING + CHANGES], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK + ",ln")
     assert run.status == 0, run.stderr
     result, have = json.loads(run.stdout), exact_levers(run)
     assert result.keys() == LEVER_OF.keys()
@@ -182,15 +189,15 @@ def test_a_changed_submodule_is_not_read_past(tmp_path):
 
 
 def test_a_changed_submodule_ends_a_required_run(tmp_path):
-    program = SERVING + "block.pair_to_sequence.layernorm.register_forward_hook(double)\nblock.pair_to_sequence(z)"
+    program = SERVING + "block.tri_att_end.layer_norm.register_forward_hook(double)\nblock.tri_att_end(z, tri)"
     run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
     assert run.status == 3
-    assert any("NOT ACTIVE: ln: dialect:EsmFoldPairToSequence.layernorm: hooks round" in line for line in run.lines), run.stderr
+    assert any("NOT ACTIVE: triattn: dialect:EsmFoldTriangleAttention.layer_norm: hooks round" in line for line in run.lines), run.stderr
 
 
 def test_what_the_stock_op_takes_and_the_row_does_not(tmp_path):
     """Unbatched input, a mask that broadcasts, autocast, and chunks where bits are promised: stock's own result."""
-    run = run_python(["-c", SERVING + REFUSED], tmp_path, ESMFOLD_OPT="exact")
+    run = run_python(["-c", SERVING + REFUSED], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK)
     assert run.status == 0, run.stderr
     result, have = json.loads(run.stdout), exact_levers(run)
     assert len(result) == 5
@@ -209,7 +216,7 @@ block.tri_att_end(z, tri, chunk_size=64)
 print(json.dumps(counts("triattn")))
 block.tri_mul_out(z, tri), block.mlp_pair(z), block.pair_to_sequence(z)
 """
-    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
+    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast", MODEL_OPT_LEVERS_OFF=NO_BLOCK)
     assert run.status == 0, run.stderr
     assert json.loads(run.stdout)["hits"] == 1
 
@@ -225,7 +232,7 @@ for _ in range(3):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), (a - b).abs().max()
 print(json.dumps([before, counts("trimul"), counts("triattn"), counts("ln")]))
 """
-    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast")
+    run = run_python(["-c", program], tmp_path, ESMFOLD_OPT="fast", MODEL_OPT_LEVERS_OFF=NO_TRUNK)
     assert run.status == 0, run.stderr
     before, *after = json.loads(run.stdout)
     assert before["hits"] == 2

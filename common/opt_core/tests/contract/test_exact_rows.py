@@ -64,9 +64,9 @@ def test_bits_equal_on_proven_stacks(family, threads):
 
 @pytest.mark.parametrize("family", ROWS)
 def test_the_tier_serves_only_on_proven_stacks(family, monkeypatch):
-    case_forms = {"trimul": ("biased+mask+outgoing", {"b": 1, "n": 64, "c": 128, "d": 128}),
-                  "triattn_module": ("biased+gate+mask_subtract", {"b": 1, "n": 64, "h": 4, "d": 32, "c": 128}),
-                  "transition": ("biased+relu+residual", {"n": 4096, "c": 128, "d": 512})}
+    case_forms = {"trimul": ("biased+mask+outgoing", {"b": 1, "n": 129, "c": 128, "d": 128}),
+                  "triattn_module": ("biased+gate+mask_subtract", {"b": 1, "n": 129, "h": 4, "d": 32, "c": 128}),
+                  "transition": ("biased+relu+residual", {"n": 129**2, "c": 128, "d": 512})}
     form, dims = case_forms[family]
     cells = [cell for cell in _core.cells(family) if cell["tier"] == "exact"]
     assert cells, f"{family} has no exact cell"

@@ -118,7 +118,7 @@ def test_one_openmp_pool_with_torch(core_wheel, tmp_path, order):
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 1, done.stdout
     if order.startswith("opt_core"):
-        assert done.stdout.split() == [str(tmp_path / "opt_core/lib/libgomp.so.1")]
+        assert done.stdout.strip().endswith("/opt_core/lib/libgomp.so.1")  # of an editable install, where there is one
 
 
 def test_installed_from_wheels(make_environment, core_wheel, tmp_path):
