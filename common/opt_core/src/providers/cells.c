@@ -108,13 +108,13 @@ static oc_status append_form(json_t *value, const place *at, char *forms, oc_err
   const char *text = json_string_value(value);
   if (!text || !oc__form_sort(text, sorted))
     return REFUSE_CELL(err, at, "form %.60s is no set of words joined by '+'", text ? text : "(no text)");
-  strcat(forms, sorted);
+  memcpy(forms + strlen(forms), sorted, strlen(sorted) + 1); /* take_form made room for the longest of each */
   return OC_OK;
 }
 
 static oc_status join_forms(json_t *list, const place *at, char *forms, oc_err *err) {
   for (size_t i = 0; i < json_array_size(list); i++) {
-    if (i > 0) strcat(forms, "|");
+    if (i > 0) memcpy(forms + strlen(forms), "|", 2);
     OC_TRY(append_form(json_array_get(list, i), at, forms, err));
   }
   return OC_OK;
@@ -129,7 +129,7 @@ static oc_status take_form(json_t *object, const place *at, oc_cell *cell, oc_er
   cell->form = forms; /* freed with the table, also after a failure */
   if (json_is_array(value)) return join_forms(value, at, forms, err);
   if (json_is_string(value) && strcmp(json_string_value(value), "*") == 0) {
-    strcpy(forms, "*");
+    memcpy(forms, "*", 2);
     return OC_OK;
   }
   return append_form(value, at, forms, err);
