@@ -49,7 +49,6 @@ oc_status oc_select(const oc_cells *cells, const oc_class *cls, oc_choice *out, 
       if (!unproven) unproven = cell;
       continue;
     }
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): an element's address is never NULL */
     const oc_member *member = oc__member_for_device(cls->family, cell->row, cls->device);
     if (!member) return OC_REFUSE(err, ARCH, "%s", cls->device);
     *out = (oc_choice){cell, member};
