@@ -5,6 +5,7 @@
 #include "opt_core/activation.h"
 #include "opt_core/apb.h"
 #include "opt_core/compare.h"
+#include "opt_core/cuda.h"
 #include "opt_core/device.h"
 #include "opt_core/ln.h"
 #include "opt_core/mem.h"

@@ -50,17 +50,20 @@ enum {
 
 /* How one call runs. Zero-initialise. */
 typedef struct oc_exec {
-  void *workspace; /* owned by the caller, at least oc_member_workspace bytes, 64-byte aligned */
+  /* Owned by the caller, at least oc_member_workspace bytes. CPU members: host memory, 64-byte aligned. CUDA members:
+   * memory of the device, 256-byte aligned, not used by other work until the stream has passed the call. */
+  void *workspace;
   size_t workspace_bytes;
-  int threads;  /* 0: oc_cpu_threads(); a forked process runs 1 */
-  void *stream; /* unused by CPU members */
+  int threads;    /* 0: oc_cpu_threads(); a forked process runs 1. Unused by CUDA members */
+  int32_t device; /* where the call runs, as oc_view.device: that of the operands, else BAD_ARG */
+  void *stream;   /* the CUstream that the work is enqueued on; unused by CPU members */
 } oc_exec;
 
 typedef struct oc_member {
   const char *row, *name; /* "cpu", "cpu_avx512" */
   oc_family family;
-  const char *device;                                                   /* "cpu" */
-  oc_isa isa;                                                           /* lowest level that can run it */
+  const char *device;                                                   /* "cpu", "sm_80", "sm_90a" */
+  oc_isa isa;                                                           /* lowest level that can run it; GENERIC */
   unsigned flags;                                                       /* OC_MEMBER_* */
   size_t (*workspace)(const void *call, int threads);                   /* bytes; NULL: none */
   oc_status (*run)(const void *call, const oc_exec *exec, oc_err *err); /* NULL: a hosted member, see below */
@@ -73,6 +76,9 @@ typedef struct oc_member {
 OC_API const oc_member *oc_family_members(oc_family family, int *count);
 /* The member that runs `row` on `isa` (the highest level not above it); NULL when there is none. */
 OC_API const oc_member *oc_member_find(oc_family family, const char *row, oc_isa isa);
+/* The member that runs `row` on a device as oc_class.device writes it: on "cpu-<level>" as above; on "sm_<nn>" the one
+ * built for the newest architecture that oc_gate_arch admits. NULL when there is none. */
+OC_API const oc_member *oc_member_for_device(oc_family family, const char *row, const char *device);
 /* Runs a member on a checked call. REFUSED not_built:<name> runs in the host framework, for a hosted member. */
 OC_API oc_status oc_member_run(const oc_member *member, const void *call, const oc_exec *exec, oc_err *err);
 /* Scratch bytes that a member needs for the call. `call` is the family's descriptor. */
@@ -93,7 +99,7 @@ typedef enum oc_dim {
 typedef struct oc_class {
   oc_family family;
   oc_tier tier;
-  char device[24];           /* "cpu-avx512", "sm_90a" */
+  char device[24];           /* "cpu-avx512"; "sm_90a" for compute capability 9.0, "sm_86" and such for others */
   oc_dtype dtype;            /* of the main input */
   char form[48];             /* words of the dialect joined by '+', sorted, e.g. "biased+mask+outgoing" */
   int64_t dim[OC_DIM_COUNT]; /* 0 where the letter does not apply */

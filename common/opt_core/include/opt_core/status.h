@@ -66,7 +66,8 @@ typedef enum oc_status {
   X(SHAPE, "shape", "the sizes are outside the row's range")                                                           \
   X(DIALECT, "dialect", "an option of the descriptor is not served by this row")                                       \
   X(GRAD, "grad", "the call asks for gradients, the row has none")                                                     \
-  X(NOT_BUILT, "not_built", "this part was left out of the build")
+  X(NOT_BUILT, "not_built", "this part was left out of the build")                                                     \
+  X(CAPTURE, "capture", "inside a stream capture; call oc_cuda_prepare before")
 
 typedef enum oc_reason {
   OC_REASON_NONE,

@@ -33,6 +33,10 @@ OC_API size_t oc_dtype_bytes(oc_dtype dtype);
 
 #define OC_MAX_RANK 6
 
+/* Where memory lies: 0 for the host, n > 0 for the CUDA device that the driver counts as n - 1. */
+#define OC_DEVICE_HOST 0
+#define OC_DEVICE_CUDA(ordinal) ((ordinal) + 1)
+
 /* A tensor somewhere in memory. `data` NULL with dtype OC_DTYPE_NONE is an absent operand.
  * shape and stride count elements, 64-bit; a stride may be 0 (broadcast) or negative in an input, never in an output.
  */
@@ -40,6 +44,7 @@ typedef struct oc_view {
   void *data;
   oc_dtype dtype;
   int32_t rank;
+  int32_t device; /* OC_DEVICE_HOST or OC_DEVICE_CUDA(ordinal) */
   int64_t shape[OC_MAX_RANK];
   int64_t stride[OC_MAX_RANK];
 } oc_view;
@@ -47,7 +52,10 @@ typedef struct oc_view {
 /* True when the operand is there (an empty tensor is there, with a zero in its shape). */
 static inline int oc_view_is_present(const oc_view *view) { return view->dtype != OC_DTYPE_NONE; }
 
-/* Dense row-major view over data. rank <= OC_MAX_RANK, else an absent view is returned. */
+/* Ordinal of the CUDA device that holds the view; -1 for host memory. */
+static inline int oc_view_cuda_ordinal(const oc_view *view) { return view->device - 1; }
+
+/* Dense row-major view over data in host memory. rank <= OC_MAX_RANK, else an absent view is returned. */
 OC_API oc_view oc_view_dense(void *data, oc_dtype dtype, int32_t rank, const int64_t *shape);
 /* The same memory with axes a and b exchanged. Axes outside the rank leave the view as it is. */
 OC_API oc_view oc_view_swap(oc_view view, int32_t a, int32_t b);
@@ -59,7 +67,7 @@ OC_API int64_t oc_view_offset(const oc_view *view, const int64_t *index);
 OC_API void oc_view_extent(const oc_view *view, const char **lowest, const char **end);
 /* True when the two views may share a byte (by extent; exact for dense views). */
 OC_API int oc_view_may_overlap(const oc_view *a, const oc_view *b);
-/* OC_BAD_ARG unless: rank within 0..OC_MAX_RANK, shape not negative, dtype known, data not NULL when not empty. */
+/* OC_BAD_ARG unless: rank within 0..OC_MAX_RANK, device and shape not negative, dtype known, data not NULL when not empty. */
 OC_API oc_status oc_view_check(const oc_view *view, const char *name, oc_err *err);
 
 #ifdef __cplusplus

@@ -5,7 +5,9 @@
 #include "providers/registry.h"
 
 #include "devices/cpu/features.h"
+#include "opt_core/activation.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- prototypes ------------------------------------------------------------------------------------------------- */
@@ -184,14 +186,27 @@ const oc_member *oc_member_find(oc_family family, const char *row, oc_isa isa) {
   return best;
 }
 
-const oc_member *oc__member_for_device(oc_family family, const char *row, const char *device) {
-  int count;
+/* Of the CUDA members that a device admits, the one built for the newest architecture; of two built for one, the first
+ * of the table. */
+static const oc_member *find_cuda(oc_family family, const char *row, int sm) {
+  int count, best_built = -1;
+  const oc_member *members = oc_family_members(family, &count), *best = NULL;
+  for (int i = 0; i < count; i++) {
+    const oc_member *m = &members[i];
+    if (strncmp(m->device, "sm_", 3) != 0 || strcmp(m->row, row) != 0) continue;
+    const int built = atoi(m->device + 3);
+    if (built <= best_built || oc_gate_arch(sm, m->device, NULL) != OC_OK) continue;
+    best = m;
+    best_built = built;
+  }
+  return best;
+}
+
+const oc_member *oc_member_for_device(oc_family family, const char *row, const char *device) {
   oc_isa isa;
-  const oc_member *members = oc_family_members(family, &count);
-  if (strncmp(device, "cpu-", 4) == 0) return oc__isa_find(device + 4, &isa) ? oc_member_find(family, row, isa) : NULL;
-  for (int i = 0; i < count; i++)
-    if (strcmp(members[i].device, device) == 0 && strcmp(members[i].row, row) == 0) return &members[i];
-  return NULL;
+  if (!row || !device || !oc__device_is_known(device)) return NULL;
+  if (strncmp(device, "sm_", 3) == 0) return find_cuda(family, row, atoi(device + 3));
+  return oc__isa_find(device + 4, &isa) ? oc_member_find(family, row, isa) : NULL;
 }
 
 int oc__device_is_known(const char *device) {

@@ -7,9 +7,6 @@
 /* True when the family's members.inc names the row, also when this build left the row's members out. */
 int oc__family_has_row(oc_family family, const char *row);
 
-/* The member that runs row on a device text ("cpu-avx512", "sm_90a"); NULL when there is none. */
-const oc_member *oc__member_for_device(oc_family family, const char *row, const char *device);
-
 /* True for "cpu-<level>", "sm_<digits>" and "sm_<digits><letter>". */
 int oc__device_is_known(const char *device);
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice. Reads the table and the class, nothing else: no clock, environment or device. */
 #include "providers/cells.h"
-#include "providers/registry.h"
 
 #include <string.h>
 
@@ -49,7 +48,7 @@ oc_status oc_select(const oc_cells *cells, const oc_class *cls, oc_choice *out, 
       if (!unproven) unproven = cell;
       continue;
     }
-    const oc_member *member = oc__member_for_device(cls->family, cell->row, cls->device);
+    const oc_member *member = oc_member_for_device(cls->family, cell->row, cls->device);
     if (!member) return OC_REFUSE(err, ARCH, "%s", cls->device);
     *out = (oc_choice){cell, member};
     return OC_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The manifest: its name, its text, and reading it back. Whole numbers only, so that no locale can change it. */
 #define _GNU_SOURCE
+#include "opt_core/cuda.h"
 #include "opt_core/version.h"
 #include "record/run.h"
 #include "util/file.h"
@@ -381,6 +382,41 @@ static json_t *pairs_json(const oc__fact *fact, size_t count, const char *key, c
   return out;
 }
 
+static json_t *modules_json(int *failed) {
+  enum { ROOM = 128 }; /* a family has a few a device; what is beyond is left out of the record */
+  oc_cuda_module loaded[ROOM];
+  json_t *out = json_array();
+  const int count = oc_cuda_modules(loaded, ROOM);
+  for (int i = 0; i < count && i < ROOM; i++) {
+    json_t *row = json_object();
+    put(row, "device", integer(loaded[i].device), failed);
+    put(row, "package", string(loaded[i].package), failed);
+    put(row, "key", string(loaded[i].key), failed);
+    put(row, "sha256", string(loaded[i].sha256), failed);
+    append(out, row, failed);
+  }
+  return out;
+}
+
+static json_t *libraries_json(int *failed) {
+  json_t *out = json_object();
+  for (int i = 0; i < OC_CUDA_LIBRARY_COUNT; i++) {
+    char path[PATH_MAX];
+    if (oc_cuda_library((oc_cuda_library_id)i, NULL, path, sizeof path, NULL) != OC_OK) continue;
+    put(out, oc_cuda_library_word((oc_cuda_library_id)i), string(path), failed);
+  }
+  return out;
+}
+
+/* What runs on CUDA devices. A forked child cannot use them, and another thread of its parent may have held a lock that
+ * nobody in the child will let go: it does not ask. */
+static json_t *cuda_json(const oc_run *run, int *failed) {
+  json_t *out = json_object();
+  put(out, "modules", run->is_forked ? json_array() : modules_json(failed), failed);
+  put(out, "libraries", run->is_forked ? json_object() : libraries_json(failed), failed);
+  return out;
+}
+
 static json_t *refusal_json(const oc_run *run, int *failed) {
   if (!run->is_refused) return json_null();
   char text[OC_DETAIL_MAX + 64];
@@ -423,6 +459,7 @@ static char *manifest_text(const oc_run *run) {
   put(out, "calls", calls_json(run, &failed), &failed);
   put(out, "instances", instances_json(run, &failed), &failed);
   put(out, "binaries", pairs_json(run->binaries.item, run->binaries.count, "path", "sha256", &failed), &failed);
+  put(out, "cuda", cuda_json(run, &failed), &failed);
   put(out, "accounting", pairs_json(run->accounting.item, run->accounting.count, "lever", "what", &failed), &failed);
   char *json = failed ? NULL : json_dumps(out, JSON_INDENT(1));
   json_decref(out);

@@ -110,6 +110,7 @@ oc_status oc_view_check(const oc_view *view, const char *name, oc_err *err) {
     return OC_FAIL(err, BAD_ARG, 0, "%s: rank %" PRId32 " is outside 0..%d", name, view->rank, OC_MAX_RANK);
   if (!dtype_is_known(view->dtype) || view->dtype == OC_DTYPE_NONE)
     return OC_FAIL(err, BAD_ARG, 0, "%s: dtype %d is outside 1..%d", name, (int)view->dtype, OC_DTYPE_COUNT - 1);
+  if (view->device < 0) return OC_FAIL(err, BAD_ARG, 0, "%s: device %" PRId32 " is below 0", name, view->device);
   for (int32_t axis = 0; axis < view->rank; axis++)
     if (view->shape[axis] < 0)
       return OC_FAIL(err, BAD_ARG, 0, "%s: shape[%" PRId32 "] is %" PRId64 ", below 0", name, axis, view->shape[axis]);

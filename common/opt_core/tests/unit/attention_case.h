@@ -187,7 +187,7 @@ static int member_runs_here(const oc_member *member) {
   return 0;
 }
 
-/* Members of the family that run here, without the reference and without those that the host framework runs (no
+/* CPU members of the family that run here, without the reference and without those that the host framework runs (no
  * function); *reference gets the reference. */
 static int members_here(oc_family family, const oc_member **out, const oc_member **reference) {
   int count, kept = 0;
@@ -196,7 +196,7 @@ static int members_here(oc_family family, const oc_member **out, const oc_member
   for (int m = 0; m < count; m++) {
     if (members[m].flags & OC_MEMBER_REFERENCE)
       *reference = &members[m];
-    else if (members[m].run && member_runs_here(&members[m]))
+    else if (members[m].run && strcmp(members[m].device, "cpu") == 0 && member_runs_here(&members[m]))
       out[kept++] = &members[m];
   }
   assert_non_null(*reference);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "opt_core/provider.h"
+#include "opt_core/activation.h"
 #include "providers/registry.h"
 
 static void test_family_words(void **state) {
@@ -102,20 +102,47 @@ static void test_find(void **state) {
       for (int i = 0; i < count; i++) /* none that could run is higher */
         if (strcmp(members[i].row, "cpu") == 0 && members[i].isa <= (oc_isa)isa) assert_true(members[i].isa <= m->isa);
       snprintf(device, sizeof device, "cpu-%s", oc_isa_word((oc_isa)isa));
-      assert_ptr_equal(oc__member_for_device((oc_family)f, "cpu", device), m);
+      assert_ptr_equal(oc_member_for_device((oc_family)f, "cpu", device), m);
       /* a row that has members at a lower level only still serves */
       m = oc_member_find((oc_family)f, "reference", (oc_isa)isa);
       assert_non_null(m);
       assert_string_equal(m->name, "reference");
     }
     assert_null(oc_member_find((oc_family)f, "absent", OC_ISA_AVX512));
-    assert_null(oc__member_for_device((oc_family)f, "cpu", "cpu-neon"));
-    assert_null(oc__member_for_device((oc_family)f, "cpu", "sm_90a"));
-    assert_null(oc__member_for_device((oc_family)f, "cpu", ""));
+    assert_null(oc_member_for_device((oc_family)f, "cpu", "cpu-neon"));
+    assert_null(oc_member_for_device((oc_family)f, "cpu", "sm_90a"));
+    assert_null(oc_member_for_device((oc_family)f, "cpu", ""));
   }
 #if defined(__x86_64__) /* every level is built there */
   assert_int_equal(oc_member_find(OC_FAMILY_TRIMUL, "cpu", OC_ISA_AVX512)->isa, OC_ISA_AVX512);
 #endif
+}
+
+/* On each kind of CUDA device: the row's newest member that the architecture gate admits, and none where it admits none.
+ */
+static void test_find_cuda(void **state) {
+  (void)state;
+  static const struct {
+    const char *device;
+    int sm;
+  } chips[] = {{"sm_75", 75}, {"sm_80", 80}, {"sm_86", 86}, {"sm_89", 89}, {"sm_90a", 90}, {"sm_100", 100}};
+  for (int f = 0; f < OC_FAMILY_COUNT; f++) {
+    int count;
+    const oc_member *members = oc_family_members((oc_family)f, &count);
+    for (int i = 0; i < count; i++)
+      for (size_t c = 0; c < sizeof chips / sizeof *chips; c++) {
+        const oc_member *m = oc_member_for_device((oc_family)f, members[i].row, chips[c].device);
+        const int is_cuda = strcmp(members[i].device, "cpu") != 0;
+        if (is_cuda && oc_gate_arch(chips[c].sm, members[i].device, NULL) == OC_OK) assert_non_null(m);
+        if (!m) continue;
+        assert_string_equal(m->row, members[i].row);
+        assert_int_equal(m->isa, OC_ISA_GENERIC);
+        assert_int_equal(oc_gate_arch(chips[c].sm, m->device, NULL), OC_OK);
+      }
+  }
+  assert_null(oc_member_for_device(OC_FAMILY_LN, NULL, "sm_80"));
+  assert_null(oc_member_for_device(OC_FAMILY_LN, "cpu", NULL));
+  assert_null(oc_member_for_device(OC_FAMILY_LN, "cpu", "gpu"));
 }
 
 static void test_devices(void **state) {
@@ -142,6 +169,7 @@ static void test_workspace(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_family_words), cmocka_unit_test(test_tiers),
                                      cmocka_unit_test(test_tables),       cmocka_unit_test(test_find),
-                                     cmocka_unit_test(test_devices),      cmocka_unit_test(test_workspace)};
+                                     cmocka_unit_test(test_find_cuda),    cmocka_unit_test(test_devices),
+                                     cmocka_unit_test(test_workspace)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

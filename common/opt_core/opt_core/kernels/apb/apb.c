@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "apb/apb_internal.h"
 
+static oc_status check_places(const oc_apb *call, oc_err *err) {
+  const oc_view *const others[] = {&call->k, &call->v, &call->bias, &call->mask, &call->gate, &call->out};
+  static const char *const names[] = {"k", "v", "bias", "mask", "gate", "out"};
+  for (size_t n = 0; n < sizeof others / sizeof others[0]; n++)
+    OC_TRY(oc__place_check(&call->q, "q", others[n], names[n], err));
+  return OC_OK;
+}
+
 static oc_status check_call(const oc_apb *call, oc_err *err) {
   if (!call) return OC_FAIL(err, BAD_ARG, 0, "call: NULL");
   const int64_t *q = call->q.shape, *k = call->k.shape;
@@ -17,6 +25,7 @@ static oc_status check_call(const oc_apb *call, oc_err *err) {
   OC_TRY(oc__shape_check_optional(&call->gate, "gate", 4, query_shape, err));
   OC_TRY(oc__shape_check_optional(&call->bias, "bias", 4, bias_shape, err));
   OC_TRY(oc__shape_check_optional(&call->mask, "mask", 2, mask_shape, err));
+  OC_TRY(check_places(call, err));
   return oc__mask_check(&call->mask, call->mask_kind, call->mask_value, err);
 }
 
@@ -31,7 +40,7 @@ static oc_status check_output(const oc_apb *call, oc_err *err) {
 
 oc_status oc_apb_class(const oc_apb *call, oc_tier tier, oc_class *out, oc_err *err) {
   OC_TRY(check_call(call, err));
-  OC_TRY(oc__class_start(OC_FAMILY_APB, tier, call->q.dtype, out, err));
+  OC_TRY(oc__class_start(OC_FAMILY_APB, tier, &call->q, out, err));
   const int has_bias = oc_view_is_present(&call->bias);
   const int is_shared = has_bias && call->q.shape[0] > 1 && call->bias.stride[0] == 0;
   if (has_bias && !is_shared) oc__form_add(out, "bias");
@@ -49,6 +58,6 @@ oc_status oc_apb_class(const oc_apb *call, oc_tier tier, oc_class *out, oc_err *
 oc_status oc_apb_serve(const oc_apb *call, const oc_choice *choice, const oc_exec *exec, oc_err *err) {
   OC_TRY(check_call(call, err));
   OC_TRY(check_output(call, err));
-  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_APB, err));
+  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_APB, &call->q, "q", err));
   return oc_member_run(choice->member, call, exec, err);
 }

@@ -3,6 +3,7 @@
 #include "opt_core/ln.h"
 
 #include "devices/cpu/rowset.h"
+#include "devices/place.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -64,17 +65,18 @@ static oc_status check(const oc_ln *call, oc_err *err) {
   OC_TRY(check_arithmetic(&call->y, "y", err));
   OC_TRY(check_same_shape(&call->x, &call->y, err));
   OC_TRY(check_norm(&call->norm, call->x.shape[call->x.rank - 1], err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->y, "y", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm.weight, "norm.weight", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm.bias, "norm.bias", err));
   return oc_view_count(&call->y) == 0 ? OC_OK : check_output(call, err);
 }
 
 oc_status oc_ln_class(const oc_ln *call, oc_tier tier, oc_class *out, oc_err *err) {
-  oc_isa isa;
   if (!out) return OC_FAIL(err, BAD_ARG, 0, "ln: out is NULL");
   OC_TRY(check(call, err));
-  OC_TRY(oc_cpu_isa(&isa, err));
   oc_class cls = {.family = OC_FAMILY_LN, .tier = tier, .dtype = call->x.dtype};
   const int affine = oc_view_is_present(&call->norm.weight) || oc_view_is_present(&call->norm.bias);
-  snprintf(cls.device, sizeof cls.device, "cpu-%s", oc_isa_word(isa));
+  OC_TRY(oc__place_class(&call->x, cls.device, err));
   snprintf(cls.form, sizeof cls.form, "%s%s", affine ? "affine" : "plain", call->norm.rms ? "+rms" : "");
   cls.dim[OC_DIM_N] = oc__row_count(&call->x, call->x.rank - 1);
   cls.dim[OC_DIM_C] = call->x.shape[call->x.rank - 1];
@@ -88,5 +90,6 @@ oc_status oc_ln_serve(const oc_ln *call, const oc_choice *choice, const oc_exec 
     return OC_FAIL(err, BAD_ARG, 0, "ln: member %s is of family %d", choice->member->name, (int)choice->member->family);
   if (!exec) return OC_FAIL(err, BAD_ARG, 0, "ln: exec is NULL");
   OC_TRY(check(call, err));
+  OC_TRY(oc__place_serve(choice->member, exec, &call->x, "x", err));
   return oc_member_run(choice->member, call, exec, err);
 }

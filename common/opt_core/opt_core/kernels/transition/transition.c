@@ -3,6 +3,7 @@
 #include "opt_core/transition.h"
 
 #include "devices/cpu/rowset.h"
+#include "devices/place.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -115,10 +116,22 @@ static oc_status check_output(const oc_transition *call, oc_err *err) {
   return check_apart(&call->norm.bias, "norm.bias", y, 0, err);
 }
 
+static oc_status check_places(const oc_transition *call, oc_err *err) {
+  const oc_view *const others[] = {&call->y,         &call->residual,    &call->mask,      &call->up.weight,
+                                   &call->up.bias,   &call->gate.weight, &call->gate.bias, &call->down.weight,
+                                   &call->down.bias, &call->norm.weight, &call->norm.bias};
+  static const char *const names[] = {"y",         "residual",    "mask",      "up.weight",   "up.bias",  "gate.weight",
+                                      "gate.bias", "down.weight", "down.bias", "norm.weight", "norm.bias"};
+  const size_t count = sizeof others / sizeof others[0] - (call->norm_absent ? 2 : 0);
+  for (size_t n = 0; n < count; n++) OC_TRY(oc__place_check(&call->x, "x", others[n], names[n], err));
+  return OC_OK;
+}
+
 static oc_status check(const oc_transition *call, oc_err *err) {
   if (!call) return OC_FAIL(err, BAD_ARG, 0, "transition: call is NULL");
   OC_TRY(check_rows(call, err));
   OC_TRY(check_weights(call, err));
+  OC_TRY(check_places(call, err));
   return oc_view_count(&call->y) == 0 ? OC_OK : check_output(call, err);
 }
 
@@ -137,12 +150,10 @@ static void write_form(const oc_transition *call, char *out, size_t out_bytes) {
 }
 
 oc_status oc_transition_class(const oc_transition *call, oc_tier tier, oc_class *out, oc_err *err) {
-  oc_isa isa;
   if (!out) return OC_FAIL(err, BAD_ARG, 0, "transition: out is NULL");
   OC_TRY(check(call, err));
-  OC_TRY(oc_cpu_isa(&isa, err));
   oc_class cls = {.family = OC_FAMILY_TRANSITION, .tier = tier, .dtype = call->x.dtype};
-  snprintf(cls.device, sizeof cls.device, "cpu-%s", oc_isa_word(isa));
+  OC_TRY(oc__place_class(&call->x, cls.device, err));
   write_form(call, cls.form, sizeof cls.form);
   cls.dim[OC_DIM_N] = oc__row_count(&call->x, call->x.rank - 1);
   cls.dim[OC_DIM_C] = call->x.shape[call->x.rank - 1];
@@ -158,5 +169,6 @@ oc_status oc_transition_serve(const oc_transition *call, const oc_choice *choice
                    (int)choice->member->family);
   if (!exec) return OC_FAIL(err, BAD_ARG, 0, "transition: exec is NULL");
   OC_TRY(check(call, err));
+  OC_TRY(oc__place_serve(choice->member, exec, &call->x, "x", err));
   return oc_member_run(choice->member, call, exec, err);
 }

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "triattn/triattn_internal.h"
 
+static oc_status check_core_places(const oc_triattn *call, oc_err *err) {
+  const oc_view *const others[] = {&call->k, &call->v, &call->bias, &call->mask, &call->gate, &call->out, &call->lse};
+  static const char *const names[] = {"k", "v", "bias", "mask", "gate", "out", "lse"};
+  for (size_t n = 0; n < sizeof others / sizeof others[0]; n++)
+    OC_TRY(oc__place_check(&call->q, "q", others[n], names[n], err));
+  return OC_OK;
+}
+
 static oc_status check_core(const oc_triattn *call, oc_err *err) {
   if (!call) return OC_FAIL(err, BAD_ARG, 0, "call: NULL");
   const int64_t *q = call->q.shape, *k = call->k.shape;
@@ -19,6 +27,7 @@ static oc_status check_core(const oc_triattn *call, oc_err *err) {
   OC_TRY(oc__shape_check_optional(&call->bias, "bias", 4, bias_shape, err));
   OC_TRY(oc__shape_check_optional(&call->mask, "mask", 3, mask_shape, err));
   OC_TRY(oc__shape_check_optional(&call->lse, "lse", 4, lse_shape, err));
+  OC_TRY(check_core_places(call, err));
   return oc__mask_check(&call->mask, call->mask_kind, call->mask_value, err);
 }
 
@@ -40,11 +49,12 @@ static oc_status check_core_outputs(const oc_triattn *call, oc_err *err) {
 
 oc_status oc_triattn_class(const oc_triattn *call, oc_tier tier, oc_class *out, oc_err *err) {
   OC_TRY(check_core(call, err));
-  OC_TRY(oc__class_start(OC_FAMILY_TRIATTN, tier, call->q.dtype, out, err));
+  OC_TRY(oc__class_start(OC_FAMILY_TRIATTN, tier, &call->q, out, err));
   if (oc_view_is_present(&call->bias)) oc__form_add(out, "bias");
   if (oc_view_is_present(&call->gate)) oc__form_add(out, "gate");
   if (oc_view_is_present(&call->lse)) oc__form_add(out, "lse");
   oc__form_add(out, oc__mask_word(call->mask_kind));
+  if (call->tf32 && call->q.dtype == OC_F32) oc__form_add(out, "tf32");
   if (!out->form[0]) oc__form_add(out, "plain");
   out->dim[OC_DIM_B] = call->q.shape[0];
   out->dim[OC_DIM_S] = call->q.shape[1];
@@ -57,7 +67,7 @@ oc_status oc_triattn_class(const oc_triattn *call, oc_tier tier, oc_class *out, 
 oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choice, const oc_exec *exec, oc_err *err) {
   OC_TRY(check_core(call, err));
   OC_TRY(check_core_outputs(call, err));
-  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_TRIATTN, err));
+  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_TRIATTN, &call->q, "q", err));
   return oc_member_run(choice->member, call, exec, err);
 }
 
@@ -69,6 +79,21 @@ static oc_status check_linear(const oc_linear *linear, const char *name, int64_t
   (void)snprintf(bias_name, sizeof bias_name, "%s.bias", name);
   OC_TRY(oc__shape_check(&linear->weight, name, 2, shape, err));
   return oc__shape_check_optional(&linear->bias, bias_name, 1, shape, err);
+}
+
+static oc_status check_module_places(const oc_triattn_module *call, oc_err *err) {
+  const oc_view *const others[] = {&call->y, &call->mask, &call->residual, &call->norm.weight, &call->norm.bias};
+  static const char *const names[] = {"y", "mask", "residual", "norm.weight", "norm.bias"};
+  const oc_linear *const linears[] = {&call->to_q,    &call->to_k,    &call->to_v,
+                                      &call->to_bias, &call->to_gate, &call->out_proj};
+  static const char *const linear_names[] = {"to_q", "to_k", "to_v", "to_bias", "to_gate", "out_proj"};
+  for (size_t n = 0; n < sizeof others / sizeof others[0]; n++)
+    OC_TRY(oc__place_check(&call->x, "x", others[n], names[n], err));
+  for (size_t n = 0; n < sizeof linears / sizeof linears[0]; n++) {
+    OC_TRY(oc__place_check(&call->x, "x", &linears[n]->weight, linear_names[n], err));
+    OC_TRY(oc__place_check(&call->x, "x", &linears[n]->bias, linear_names[n], err));
+  }
+  return OC_OK;
 }
 
 static oc_status check_module_weights(const oc_triattn_module *call, oc_err *err) {
@@ -100,6 +125,7 @@ static oc_status check_module(const oc_triattn_module *call, oc_err *err) {
   OC_TRY(oc__shape_check_optional(&call->norm.bias, "norm.bias", 1, shape + 3, err));
   if (!(call->norm.eps >= 0.0f)) return OC_FAIL(err, BAD_ARG, 0, "norm.eps: %g is below 0", (double)call->norm.eps);
   OC_TRY(check_module_weights(call, err));
+  OC_TRY(check_module_places(call, err));
   return oc__mask_check(&call->mask, call->mask_kind, call->mask_value, err);
 }
 
@@ -129,11 +155,12 @@ static int is_biased(const oc_triattn_module *call) {
 
 oc_status oc_triattn_module_class(const oc_triattn_module *call, oc_tier tier, oc_class *out, oc_err *err) {
   OC_TRY(check_module(call, err));
-  OC_TRY(oc__class_start(OC_FAMILY_TRIATTN_MODULE, tier, call->x.dtype, out, err));
+  OC_TRY(oc__class_start(OC_FAMILY_TRIATTN_MODULE, tier, &call->x, out, err));
   if (is_biased(call)) oc__form_add(out, "biased");
   if (oc_view_is_present(&call->to_gate.weight)) oc__form_add(out, "gate");
   oc__form_add(out, oc__mask_word(call->mask_kind));
   if (oc_view_is_present(&call->residual)) oc__form_add(out, "residual");
+  if (call->tf32 && call->x.dtype == OC_F32) oc__form_add(out, "tf32");
   if (call->bias_untransposed_end) oc__form_add(out, "untransposed");
   if (!out->form[0]) oc__form_add(out, "plain");
   out->dim[OC_DIM_B] = call->x.shape[0];
@@ -148,6 +175,6 @@ oc_status oc_triattn_module_serve(const oc_triattn_module *call, const oc_choice
                                   oc_err *err) {
   OC_TRY(check_module(call, err));
   OC_TRY(check_module_output(call, err));
-  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_TRIATTN_MODULE, err));
+  OC_TRY(oc__choice_check(choice, exec, OC_FAMILY_TRIATTN_MODULE, &call->x, "x", err));
   return oc_member_run(choice->member, call, exec, err);
 }

@@ -33,10 +33,11 @@ typedef struct oc_triattn {
   float scale; /* of the product; 1 when q is already scaled */
   oc_mask_kind mask_kind;
   float mask_value;
+  int tf32; /* 1: f32 operands may be rounded to TF32 (10 bits of fraction) in the products; CPU members never do */
 } oc_triattn;
 
-/* dims b, s = I, n = max(Nq, Nk), h, d; form: "bias" + "gate" + "lse" + "mask_<kind>" of those that are there, or
- * "plain". */
+/* dims b, s = I, n = max(Nq, Nk), h, d; form: "bias" + "gate" + "lse" + "mask_<kind>" + "tf32" (f32 q only) of those
+ * that are there, or "plain". */
 OC_API oc_status oc_triattn_class(const oc_triattn *call, oc_tier tier, oc_class *out, oc_err *err);
 OC_API oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choice, const oc_exec *exec, oc_err *err);
 
@@ -57,10 +58,11 @@ typedef struct oc_triattn_module {
   int bias_untransposed_end;
   oc_mask_kind mask_kind; /* NONE, SUBTRACT, FILL or ZERO */
   float mask_value;
+  int tf32; /* as in oc_triattn, for every product of the module */
 } oc_triattn_module;
 
-/* dims b, n, h, d, c; form: "biased" + "gate" + "mask_<kind>" + "residual" + "untransposed" of those that are there,
- * or "plain". */
+/* dims b, n, h, d, c; form: "biased" + "gate" + "mask_<kind>" + "residual" + "tf32" (f32 x only) + "untransposed" of
+ * those that are there, or "plain". */
 OC_API oc_status oc_triattn_module_class(const oc_triattn_module *call, oc_tier tier, oc_class *out, oc_err *err);
 OC_API oc_status oc_triattn_module_serve(const oc_triattn_module *call, const oc_choice *choice, const oc_exec *exec,
                                          oc_err *err);

@@ -7,6 +7,7 @@
 #include "devices/cpu/parallel.h"
 #include "devices/cpu/rows.h"
 #include "devices/cpu/transpose.h"
+#include "devices/place.h"
 #include "opt_core/trimul.h"
 
 #define TILE 64     /* positions s at a time: whole cache lines of out, four for each channel */
@@ -125,6 +126,12 @@ oc_status oc_trimul_gate_planes(const oc_view *gate, const oc_view *proj, const 
   OC_TRY(check_operand(gate, "gate", out, err));
   OC_TRY(check_operand(proj, "proj", out, err));
   OC_TRY(check_mask(p.mask, out, err));
+  if (out->device != OC_DEVICE_HOST)
+    return OC_REFUSE(err, NO_DEVICE, "out is a cuda:%d tensor, the planes are made on the cpu",
+                     oc_view_cuda_ordinal(out));
+  OC_TRY(oc__place_check(out, "out", gate, "gate", err));
+  OC_TRY(oc__place_check(out, "out", proj, "proj", err));
+  OC_TRY(oc__place_check(out, "out", p.mask, "mask", err));
   if (oc_view_count(out) == 0) return OC_OK;
   oc__parallel(out->shape[1], oc__thread_count(threads, out->shape[1]), row_block, &p);
   return OC_OK;

@@ -741,11 +741,11 @@ static void test_shape_is_refused(void **unused) {
   (void)unused;
   oc_trimul c = {.right_scale = 1.0f};
   oc_linear *projections[] = {&c.a_proj, &c.a_gate, &c.b_proj, &c.b_gate};
-  c.x = (oc_view){one, OC_F32, 4, {1, n, n, 1}, {0, 0, 0, 0}};
+  c.x = (oc_view){one, OC_F32, 4, 0, {1, n, n, 1}, {0, 0, 0, 0}};
   c.y = oc_view_dense(&one[1], OC_F32, 4, c.x.shape);
-  for (int i = 0; i < 4; i++) projections[i]->weight = (oc_view){one, OC_F32, 2, {d, 1}, {0, 0}};
-  c.out_proj.weight = (oc_view){one, OC_F32, 2, {1, d}, {0, 0}};
-  c.out_gate.weight = (oc_view){one, OC_F32, 2, {1, 1}, {0, 0}};
+  for (int i = 0; i < 4; i++) projections[i]->weight = (oc_view){one, OC_F32, 2, 0, {d, 1}, {0, 0}};
+  c.out_proj.weight = (oc_view){one, OC_F32, 2, 0, {1, d}, {0, 0}};
+  c.out_gate.weight = (oc_view){one, OC_F32, 2, 0, {1, 1}, {0, 0}};
   for (int i = 0; i < count; i++) {
     oc_err err = {0};
     const oc_exec exec = {.threads = 1};

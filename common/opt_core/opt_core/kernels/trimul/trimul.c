@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "opt_core/device.h"
+#include "devices/place.h"
 
 #define WORKSPACE_LIMIT ((int64_t)1 << 60) /* floats; more cannot be addressed */
 
@@ -124,6 +124,24 @@ static oc_status check_parameters(const oc_trimul *call, oc_err *err) {
   return check_norm(&call->norm_out, "norm_out", d, err);
 }
 
+static oc_status check_places(const oc_trimul *call, oc_err *err) {
+  static const char *const names[OC__LINEAR_COUNT] = {"a_gate", "a_proj", "b_gate", "b_proj", "out_proj", "out_gate"};
+  const oc_linear *linears[OC__LINEAR_COUNT] = {&call->a_gate, &call->a_proj,   &call->b_gate,
+                                                &call->b_proj, &call->out_proj, &call->out_gate};
+  OC_TRY(oc__place_check(&call->x, "x", &call->y, "y", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->residual, "residual", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->mask, "mask", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm_in.weight, "norm_in", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm_in.bias, "norm_in", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm_out.weight, "norm_out", err));
+  OC_TRY(oc__place_check(&call->x, "x", &call->norm_out.bias, "norm_out", err));
+  for (int i = 0; i < OC__LINEAR_COUNT; i++) {
+    OC_TRY(oc__place_check(&call->x, "x", &linears[i]->weight, names[i], err));
+    OC_TRY(oc__place_check(&call->x, "x", &linears[i]->bias, names[i], err));
+  }
+  return OC_OK;
+}
+
 static oc_status check_options(const oc_trimul *call, oc_err *err) {
   if (call->direction != OC_OUTGOING && call->direction != OC_INCOMING)
     return OC_FAIL(err, BAD_ARG, 0, "direction: %d is neither outgoing (0) nor incoming (1)", (int)call->direction);
@@ -172,6 +190,7 @@ oc_status oc__trimul_check(const oc_trimul *call, oc_err *err) {
   OC_TRY(check_pair(call, err));
   OC_TRY(check_parameters(call, err));
   OC_TRY(check_options(call, err));
+  OC_TRY(check_places(call, err));
   return check_overlaps(call, err);
 }
 
@@ -268,24 +287,21 @@ static void form_of(const oc_trimul *call, char *form, size_t form_bytes) {
 }
 
 oc_status oc_trimul_class(const oc_trimul *call, oc_tier tier, oc_class *out, oc_err *err) {
-  oc_isa isa;
   if (!call || !out) return OC_FAIL(err, BAD_ARG, 0, "trimul: %s is NULL", call ? "out" : "call");
   if ((int)tier < 0 || tier >= OC_TIER_COUNT)
     return OC_FAIL(err, BAD_ARG, 0, "tier: %d is outside 0..%d", (int)tier, OC_TIER_COUNT - 1);
   OC_TRY(oc__trimul_check(call, err));
-  OC_TRY(oc_cpu_isa(&isa, err));
   const oc__trimul_sizes sizes = oc__trimul_sizes_of(call);
   memset(out, 0, sizeof *out);
   out->family = OC_FAMILY_TRIMUL;
   out->tier = tier;
   out->dtype = call->x.dtype;
-  snprintf(out->device, sizeof out->device, "cpu-%s", oc_isa_word(isa));
   form_of(call, out->form, sizeof out->form);
   out->dim[OC_DIM_B] = sizes.b;
   out->dim[OC_DIM_N] = sizes.n;
   out->dim[OC_DIM_C] = sizes.c;
   out->dim[OC_DIM_D] = sizes.d;
-  return OC_OK;
+  return oc__place_class(&call->x, out->device, err);
 }
 
 oc_status oc_trimul_serve(const oc_trimul *call, const oc_choice *choice, const oc_exec *exec, oc_err *err) {
@@ -295,5 +311,6 @@ oc_status oc_trimul_serve(const oc_trimul *call, const oc_choice *choice, const 
     return OC_FAIL(err, BAD_ARG, 0, "trimul: member %s is of family %d", choice->member->name,
                    (int)choice->member->family);
   OC_TRY(oc__trimul_check(call, err));
+  OC_TRY(oc__place_serve(choice->member, exec, &call->x, "x", err));
   return oc_member_run(choice->member, call, exec, err);
 }

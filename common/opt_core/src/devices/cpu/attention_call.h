@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "devices/cpu/rowset.h"
+#include "devices/place.h"
 #include "opt_core/module.h"
 #include "opt_core/provider.h"
 
@@ -94,26 +95,24 @@ OC_CHECK_FN void oc__form_add(oc_class *cls, const char *word) {
   if (word[0]) (void)snprintf(cls->form + used, sizeof cls->form - used, "%s%s", used ? "+" : "", word);
 }
 
-/* The fields that every family fills alike. */
-OC_CHECK_FN oc_status oc__class_start(oc_family family, oc_tier tier, oc_dtype dtype, oc_class *out, oc_err *err) {
-  oc_isa isa;
+/* The fields that every family fills alike. main: the operand whose dtype and place are the call's. */
+OC_CHECK_FN oc_status oc__class_start(oc_family family, oc_tier tier, const oc_view *main, oc_class *out, oc_err *err) {
   if (!out) return OC_FAIL(err, BAD_ARG, 0, "out: NULL");
-  OC_TRY(oc_cpu_isa(&isa, err));
   memset(out, 0, sizeof *out);
   out->family = family;
   out->tier = tier;
-  out->dtype = dtype;
-  (void)snprintf(out->device, sizeof out->device, "cpu-%s", oc_isa_word(isa));
-  return OC_OK;
+  out->dtype = main->dtype;
+  return oc__place_class(main, out->device, err);
 }
 
-OC_CHECK_FN oc_status oc__choice_check(const oc_choice *choice, const oc_exec *exec, oc_family family, oc_err *err) {
+OC_CHECK_FN oc_status oc__choice_check(const oc_choice *choice, const oc_exec *exec, oc_family family,
+                                       const oc_view *main, const char *main_name, oc_err *err) {
   if (!choice || !choice->member) return OC_FAIL(err, BAD_ARG, 0, "choice: no member");
   if (choice->member->family != family)
     return OC_FAIL(err, BAD_ARG, 0, "choice: member %s is of family %d, not %d", choice->member->name,
                    (int)choice->member->family, (int)family);
   if (!exec) return OC_FAIL(err, BAD_ARG, 0, "exec: NULL");
-  return OC_OK;
+  return oc__place_serve(choice->member, exec, main, main_name, err);
 }
 
 OC_CHECK_FN oc_status oc__workspace_check(const oc_exec *exec, size_t need, oc_err *err) {
