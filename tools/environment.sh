@@ -4,6 +4,8 @@
 # An installed torch >= 2.11 is used (the environment then sees the system's packages); otherwise torch comes from PyPI: about 2.5 GB to
 # download with its CUDA libraries, 5 GB on disk. Without network, what the system's Python has is used (build tools, torch, ...).
 # Where the core cannot be built, or with OPT_CORE_FROM_WHEEL=1, dist/opt_core-*.whl and dist/esmfold_opt-*.whl are installed.
+# OPT_CORE_CUBINS=AUTO|ON|OFF|DEV: whether the binaries of the CUDA members are built (common/opt_core/cmake/opt_core_cubins.cmake); AUTO, the
+# default, builds them only where there is an NVIDIA GPU.
 # Each step is done once; a stamp in the environment remembers what it was made from. Docs: docs/install.md.
 set -eu
 venv=$1
@@ -130,12 +132,20 @@ if [ "$from" = wheel ]; then
 else
   # One stamp over everything that the compiled parts are made from: nothing is rebuilt when nothing changed.
   digest=$(cd "$root" && find common/opt_core esmfold/opt -type f \( -name '*.c' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' -o -name '*.cmake' \
-    -o -name '*.toml' -o -name '*_CELLS.json' -o -name '*.map' -o -name '_build_backend.py' -o -name '*.pth' -o -name '*.start' \) \
+    -o -name '*.toml' -o -name '*_CELLS.json' -o -name '*.map' -o -name '*.cu' -o -name '*.cuh' -o -name 'PREBUILT*.json' -o -name 'build_prebuilt.py' \
+    -o -name '_build_backend.py' -o -name '*.pth' -o -name '*.start' \) \
     ! -path '*/tests/*' ! -path '*/build/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64)
-  stamp=$venv/.opt_core-$digest
-  if [ ! -e "$stamp" ]; then
+  cubins=${OPT_CORE_CUBINS:-AUTO}
+  stamp=$venv/.opt_core-$digest-$cubins
+  if [ ! -e "$stamp" ] && ! { [ "$cubins" = AUTO ] && [ -e "$venv/.opt_core-$digest-ON" ]; }; then
     say "building opt_core (C) and the kit into $venv"
-    here -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e "$root/common/opt_core" -e "$root/esmfold/opt"
+    case $cubins in
+      AUTO) ls /dev/nvidia* >/dev/null 2>&1 || command -v nvidia-smi >/dev/null 2>&1 ||
+        say "no NVIDIA GPU here: the binaries of the CUDA members are not built (OPT_CORE_CUBINS=ON builds them)" ;;
+      OFF) why=$(here "$root/common/opt_core/build_prebuilt.py" --find 2>&1 >/dev/null) || say "the binaries of the CUDA members are not built: ${why#\[cubins] }" ;;
+      *) say "with the binaries of the CUDA members" ;;
+    esac
+    SKBUILD_CMAKE_DEFINE="OPT_CORE_CUBINS=$cubins" here -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e "$root/common/opt_core" -e "$root/esmfold/opt"
     rm -f "$venv"/.opt_core-*
     : >"$stamp"
   fi
