@@ -23,6 +23,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import os
 import platform
 import sys
@@ -259,6 +260,17 @@ def _is_worker():
     return process is not None and process.parent_process() is not None
 
 
+def _cuda_devices():
+    """The architectures of the CUDA devices that the driver shows, as cells write them."""
+    found = set()
+    for ordinal in itertools.count():
+        try:
+            sm = _core.cuda_facts(ordinal)["sm"]
+        except _core.Refused:  # one past the last
+            return found
+        found.add(f"sm_{sm}a" if sm == 90 else f"sm_{sm}")
+
+
 class _Site:
     """One patched method: where it is, what it was."""
 
@@ -374,16 +386,23 @@ class Lever:
         return found
 
     def expect_cells(self, stack=""):
-        """Raises Refused unless some measured cell of the lever's family serves this mode on this processor.
+        """Raises Refused unless some measured cell of the lever's family serves this mode on this machine.
 
-        stack  what exact proofs are keyed by (`opt_core.torch_glue.stack()`); looked at under `exact` only: a lever whose
-               rows are proven on other stacks alone says `proof:<stack>` here, once, instead of at every call
+        stack  what exact proofs are keyed by (`opt_core.torch_glue.stack()`); looked at under `exact` only: a lever
+               whose rows are proven on other stacks alone says `proof:<stack>` here, once, instead of at every call
+
+        The CUDA devices are looked at only where the table has cells for some and none for this processor: the driver
+        starts with the question, and a process that starts it must not fork.
         """
         device = "cpu-" + _core.cpu_isa()
-        cells = [cell for cell in _core.cells(self.family) if cell["tier"] == self.mode and cell["device"] == device]
-        if not cells:
+        cells = [cell for cell in _core.cells(self.family) if cell["tier"] == self.mode]
+        here = [cell for cell in cells if cell["device"] == device]
+        if not here and any(cell["device"].startswith("sm_") for cell in cells):
+            found = _cuda_devices()
+            here = [cell for cell in cells if cell["device"] in found]
+        if not here:
             self.refuse("uncovered_cell", f"{self.family}:{self.mode}.{device}")
-        if self.mode == "exact" and not any(stack in cell["stacks"] for cell in cells):
+        if self.mode == "exact" and not any(stack in cell["stacks"] for cell in here):
             self.refuse("proof", stack)
 
     # ---- patching --------------------------------------------------------------------------------------------------

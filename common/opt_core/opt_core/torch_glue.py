@@ -5,12 +5,20 @@ computes   nothing; `opt_core._core.serve` does
 binds      torch's DLPack exchange table, present from torch 2.11 on. No C++ symbol of torch is used
 ops        opt_core::ln, ::transition, ::trimul, ::triattn, ::triattn_module, ::apb. Functional; the result is a new
            contiguous tensor with the shape of the first argument. `torch.compile(fullgraph=True)` keeps them whole
+gradients  triattn and triattn_module: the forward is the member's, the backward recomputes the statement
+           (kernels/triattn/backward.py) and is an op of its own, ::triattn_backward, ::triattn_module_backward. lse has
+           none. The other families refuse, and so does the tier exact: its promise is about bits
+autocast   triattn and triattn_module on CUDA tensors cast what the framework's products would cast (q, k, v, gate; the
+           weights of the projections) and return the autocast dtype. Everything else refuses
 ownership  the caller's tensors are borrowed for the call; a result belongs to the caller
-threads    any; the GIL is released while a member runs, on at most torch.get_num_threads() threads. Stream: none (CPU)
+threads    any; the GIL is released while a member runs, on at most torch.get_num_threads() threads
+stream     CUDA tensors: the current stream of their device, whatever the current device is; nothing waits. A member's
+           scratch comes from torch's allocator
 errors     on import: Refused pin:torch<have>!>=2.11. In a call: Refused grad (an input wants gradients while autograd
-           is on, or carries a forward-mode tangent), no_device (not a CPU tensor), dtype (also under CPU autocast),
-           layout, shape, dialect, uncovered_cell, proof, arch, off_by_user (a row of rows_off); ValueError for
-           malformed shapes; TypeError for anything but a plain tensor
+           is on, or carries a forward-mode tangent), no_device (tensors on two devices, or on one that no row of the
+           family runs on), dtype (also under autocast), layout, shape, dialect, uncovered_cell, proof, arch, driver,
+           no_prebuilt, digest, capture, off_by_user (a row of rows_off); ValueError for malformed shapes; TypeError
+           for anything but a plain tensor
 exactness  the served row's
 source     none
 """
@@ -35,11 +43,54 @@ def _bind():
 
 
 @functools.lru_cache(maxsize=None)
-def stack():
-    """What exact proofs here are keyed by: `torch-<version>+<processor vendor>+<torch's instruction set>`."""
+def stack(device=None):
+    """What exact proofs are keyed by.
+
+    On the processor `torch-<version>+<vendor>+<torch's instruction set>`; on the CUDA device of that ordinal
+    `torch-<version>+cuda-<toolkit>+sm_<nn>`.
+    """
+    version = torch.__version__.split("+")[0]
+    if device is not None:
+        return f"torch-{version}+cuda-{torch.version.cuda}+sm_{_core.cuda_facts(device)['sm']}"
     vendor = _core.cpu_facts()["vendor"]
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(vendor, vendor.lower() or "unknown")
-    return f"torch-{torch.__version__.split('+')[0]}+{vendor}+{torch.backends.cpu.get_cpu_capability().lower()}"
+    return f"torch-{version}+{vendor}+{torch.backends.cpu.get_cpu_capability().lower()}"
+
+
+def cuda_index(device=None):
+    """The ordinal that a device word, a torch.device or None (the current device) stands for."""
+    device = torch.device("cuda" if device is None else device)
+    if device.type != "cuda":
+        raise Refused("no_device", f"{device} is no CUDA device")
+    if device.index is not None:
+        return device.index
+    if not torch.cuda.is_available():  # else torch raises something of its own
+        raise Refused("no_device", "torch finds no CUDA device")
+    return torch.cuda.current_device()
+
+
+# ---- what a call must not pass by ------------------------------------------------------------------------------------
+
+
+def _any_requires_grad(*tensors):
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+
+
+_grad_mode = torch.is_grad_enabled
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)  # the same in C, a fifth of the time
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # True: look closer
+
+
+def is_watched(tensors):
+    """True when autograd, forward mode or autocast may have to see the call. None entries are skipped."""
+    return (_grad_mode() and _any_requires_grad(*tensors)) or _any_autocast() or _forward_ad._current_level >= 0
+
+
+def wants_grad(tensors):
+    """True when autograd would have to record the call. Refused grad for a forward-mode tangent."""
+    if _forward_ad._current_level >= 0:
+        _refuse_tangent(tensors)
+    return _grad_mode() and _any_requires_grad(*tensors)
 
 
 def refuse_grad(tensors):
@@ -47,18 +98,35 @@ def refuse_grad(tensors):
 
     None entries are skipped.
     """
-    if _forward_ad._current_level >= 0:
-        _refuse_tangent(tensors)
-    if torch.is_grad_enabled():
-        for position, tensor in enumerate(tensors):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                raise Refused("grad", f"argument {position} requires grad; call under torch.no_grad() or detach it")
+    if wants_grad(tensors):
+        position = [isinstance(t, torch.Tensor) and t.requires_grad for t in tensors].index(True)
+        raise Refused("grad", f"argument {position} requires grad; call under torch.no_grad() or detach it")
 
 
 def _refuse_tangent(tensors):
     for position, tensor in enumerate(tensors):
         if isinstance(tensor, torch.Tensor) and _forward_ad.unpack_dual(tensor).tangent is not None:
             raise Refused("grad", f"argument {position} carries a forward-mode tangent")
+
+
+def autocast_dtype(tensor):
+    """What the framework's products cast to on the tensor's device; None when they do not cast."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def refuse_autocast(tensor):
+    """Refused dtype under autocast: the framework's op would compute, and return, another type than it is given."""
+    dtype = autocast_dtype(tensor)
+    if dtype is not None:
+        raise Refused("dtype", f"autocast {tensor.device.type} {str(dtype).removeprefix('torch.')}")
+
+
+def cast(tensor, dtype):
+    """The tensor as autocast hands it to a product: floating point, but not float64, in that dtype."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(dtype)
 
 
 def is_traced(tensor):
@@ -96,26 +164,90 @@ def _hosted(family, row):
     return importlib.import_module(f"opt_core.kernels.{folder}.members.{row}").run
 
 
-def _refuse_context():
-    """Refused in contexts that give the framework's own op another meaning than its arguments say."""
-    if torch.is_autocast_enabled("cpu"):  # it would compute, and return, another type than the one it is given
-        word = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
-        raise Refused("dtype", f"autocast cpu {word}")
-    if torch.jit.is_tracing():  # what a member writes is not recorded: the trace would hold it as a constant
-        raise Refused("dialect", "torch.jit.trace")
-
-
 def serve(family, tier, tensors, scalars, row, rows_off, y, out):
+    """`run` for a family without gradients and without a meaning under autocast: both are refused."""
+    if is_watched(tensors):
+        refuse_grad(tensors)
+        refuse_autocast(y)
+    return run(family, tier, tensors, scalars, row, rows_off, y, out)
+
+
+def run(family, tier, tensors, scalars, row, rows_off, y, out):
     """Serves the call into `y`; returns (result, (cell, row, member)). `out` is what the caller gave for the result."""
-    refuse_grad(tensors)
-    _refuse_context()
-    proof = stack() if tier == "exact" else ""
-    choice = _core.serve(family, tier, tensors, scalars, row, proof, True, rows_off, torch.get_num_threads())
+    if _tracing():  # what a member writes is not recorded: the trace would hold it as a constant
+        raise Refused("dialect", "torch.jit.trace")
+    proof = (stack(y.device.index) if y.is_cuda else stack()) if tier == "exact" else ""
+    choice = _core.serve(family, tier, tensors, scalars, row, proof, True, rows_off, _num_threads())
     hosted = _hosted(family, choice[1])
     if hosted is None:
         return y, choice
     result = hosted(tensors, scalars)
     return (result if out is None else out.copy_(result)), choice
+
+
+_tracing, _num_threads = torch.jit.is_tracing, torch.get_num_threads
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+class _Recomputed(torch.autograd.Function):
+    """forward(*inputs) as it is; backward(grad, inputs, wanted) recomputes what it needs from the inputs."""
+
+    @staticmethod
+    def forward(forward, backward, *inputs):
+        return forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.recompute = inputs[1]
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs = ctx.saved_tensors
+        wanted = [need and tensor is not None for need, tensor in zip(ctx.needs_input_grad[2:], inputs)]
+        found = iter(ctx.recompute(grad, inputs, wanted))
+        return None, None, *(next(found) if want else None for want in wanted)
+
+
+def _recorded(name, forward, inputs, scalars):
+    """forward(*inputs), recorded by autograd; the gradients are those of the op <name>_backward(..., **scalars)."""
+    return _Recomputed.apply(forward, _backward(name, scalars), *inputs)
+
+
+def watched(name, call, inputs, scalars, recast, outputs, tier):
+    """call(*inputs) -> (result, choice) for inputs that are watched: what autocast and autograd make of it.
+
+    recast     (dtype, *inputs) -> (inputs as the framework's products take them, dtype of its result)
+    outputs    (out, ...) that the caller gave, None entries included
+    tier       "exact": gradients are refused, the recomputed ones have other bits than the stock op's
+    """
+    dtype = autocast_dtype(inputs[0])
+    if dtype is not None:
+        if not inputs[0].is_cuda:
+            refuse_autocast(inputs[0])
+        inputs, dtype = recast(dtype, *inputs)
+    refuse_grad((*inputs, *outputs) if tier == "exact" else outputs)
+    choice = None
+
+    def forward(*inputs):
+        nonlocal choice
+        result, choice = call(*inputs)
+        return result
+
+    if not wants_grad(inputs):
+        result = forward(*inputs)
+    elif outputs[0] is None:
+        result = _recorded(name, forward, inputs, scalars)
+    else:
+        raise Refused("grad", "out= is written behind autograd's back; leave it out, or call under torch.no_grad()")
+    return (result if dtype is None or outputs[0] is not None else result.to(dtype)), choice
+
+
+def _backward(name, scalars):
+    op = getattr(torch.ops.opt_core, f"{name}_backward").default
+    return lambda grad, inputs, wanted: op(grad, *inputs, **scalars, wanted=wanted)
 
 
 # ---- the modules round an op -----------------------------------------------------------------------------------------
@@ -177,32 +309,97 @@ def _strange(state, kind, forward):
 # ---- registration --------------------------------------------------------------------------------------------------
 
 _library = torch.library.Library("opt_core", "DEF")
+_DEVICES = ("CPU", "CUDA")
 
 
 def _fake(first, *tensors, out_dtype=None, **scalars):
     return torch.empty_like(first, dtype=out_dtype, memory_format=torch.contiguous_format)
 
 
+def _define(name, schema, function, fake):
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in _DEVICES:
+        _library.impl(name, function, key)
+    torch.library.register_fake(f"opt_core::{name}", fake, lib=_library)
+    return getattr(torch.ops.opt_core, name).default
+
+
+_BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+
+
+def _below(op, keyset, args, kwargs):
+    """The op's own kernel. Callers have seen that autograd has nothing to record, or hold it off themselves."""
+    return op.redispatch(keyset & _BELOW_AUTOGRAD, *args, **kwargs)
+
+
 def _register(function, schema):
     name = function.__name__
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    op = getattr(torch.ops.opt_core, name).default
+    op = _define(name, schema, lambda *args, **kwargs: function(*args, **kwargs)[0], _fake)
 
-    def run(*args, **kwargs):
-        return function(*args, **kwargs)[0]
-
-    def check_grad(*args, **kwargs):
+    def check_grad(keyset, *args, **kwargs):
         refuse_grad(args)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
+        return _below(op, keyset, args, kwargs)
 
-    for key in ("CPU", "CUDA"):  # a CUDA tensor reaches the core too, and is refused by name there
-        _library.impl(name, run, key)
-    _library.impl(name, check_grad, "Autograd")
-    torch.library.register_fake(f"opt_core::{name}", _fake, lib=_library)
+    _library.impl(name, check_grad, "Autograd", with_keyset=True)
+
+
+def _register_gradient(function, schema, backward, backward_schema, recast):
+    """As _register, with gradients and with a meaning under CUDA autocast."""
+    name = function.__name__
+    op = _define(name, schema, lambda *args, **kwargs: function(*args, **kwargs)[0], _fake)
+    arguments = op._schema.arguments
+    inputs = [argument.name for argument in arguments if not argument.kwarg_only]
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    _register_backward(f"{name}_backward", backward_schema, backward)
+    scalars = [argument.name for argument in getattr(torch.ops.opt_core, f"{name}_backward").default._schema.arguments]
+    scalars = [word for word in scalars if word in {argument.name for argument in arguments} and word not in inputs]
+
+    def record(keyset, *args, **kwargs):
+        if kwargs.get("tier") == "exact":
+            refuse_grad(args)
+        if not wants_grad(args):
+            return _below(op, keyset, args, kwargs)
+        args += tuple(defaults[word] for word in inputs[len(args) :])  # the dispatcher drops defaults
+        settings = {word: kwargs.get(word, defaults.get(word)) for word in scalars}
+        return _recorded(name, lambda *args: _below(op, keyset, args, kwargs), args, settings)
+
+    def cast_down(*args, **kwargs):
+        dtype = autocast_dtype(args[0])
+        with torch.autocast("cuda", enabled=False):
+            if dtype is None:
+                return op(*args, **kwargs)
+            args, dtype = recast(dtype, *args)
+            return op(*args, **kwargs).to(dtype)
+
+    _library.impl(name, record, "Autograd", with_keyset=True)
+    _library.impl(name, cast_down, "AutocastCUDA")
+
+
+def _register_backward(name, schema, backward):
+    def run(grad, *inputs, wanted, **scalars):
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(grad, *inputs, wanted=wanted, **scalars)
+
+    def fake(grad, *inputs, wanted, **scalars):
+        return [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor, want in zip(inputs, wanted)
+            if want
+        ]
+
+    op = _define(name, schema, run, fake)
+
+    def check_grad(keyset, *args, **kwargs):  # a second derivative would be wrong in silence
+        refuse_grad(args)
+        return _below(op, keyset, args, kwargs)
+
+    _library.impl(name, check_grad, "Autograd", with_keyset=True)
 
 
 _bind()
 for _folder in kernels.FAMILIES:
-    for _function, _schema in importlib.import_module(f"opt_core.kernels.{_folder}").OPS:
+    _module = importlib.import_module(f"opt_core.kernels.{_folder}")
+    for _function, _schema in _module.OPS:
         _register(_function, _schema)
+    for _entry in getattr(_module, "GRADIENT_OPS", ()):
+        _register_gradient(*_entry)

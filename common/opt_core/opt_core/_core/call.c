@@ -2,6 +2,9 @@
 /* Calls on tensors, and the comparison of two output trees. */
 #include "core.h"
 
+#include <limits.h>
+#include <string.h>
+
 /* ---- tensors ------------------------------------------------------------------------------------------------- */
 
 PyObject *oc__py_bind_torch(PyObject *module, PyObject *args) {
@@ -29,30 +32,110 @@ static int take_rows_off(PyObject *rows, oc__request *request) {
   return 1;
 }
 
-PyObject *oc__py_serve(PyObject *module, PyObject *args, PyObject *keywords) {
-  static char *names[] = {"family", "tier",   "tensors",  "scalars", "row",
-                          "stack",  "hosted", "rows_off", "threads", NULL};
-  const oc__state *state = oc__state_of(module);
-  const char *family, *tier;
-  PyObject *tensors, *scalars, *rows_off = NULL;
-  oc__request request = {.row = NULL, .stack = ""};
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "ssO!O!|zspO!i:serve", names, &family, &tier, &PyTuple_Type,
-                                   &tensors, &PyTuple_Type, &scalars, &request.row, &request.stack,
-                                   &request.takes_hosted, &PyTuple_Type, &rows_off, &request.threads) ||
-      !take_rows_off(rows_off, &request)) {
-    return NULL;
+/* Serve's arguments. Read by hand: the parser of format strings takes longer than the rest of a small call. */
+enum { FAMILY, TIER, TENSORS, SCALARS, ROW, STACK, HOSTED, ROWS_OFF, THREADS, SERVE_ARGUMENTS };
+static const char *const serve_names[SERVE_ARGUMENTS] = {"family", "tier",   "tensors",  "scalars", "row",
+                                                         "stack",  "hosted", "rows_off", "threads"};
+
+static int serve_index(PyObject *name) {
+  for (int i = 0; i < SERVE_ARGUMENTS; ++i) {
+    if (PyUnicode_CompareWithASCIIString(name, serve_names[i]) == 0) return i;
   }
+  PyErr_Format(PyExc_TypeError, "serve: unknown argument %R", name);
+  return -1;
+}
+
+/* 1, or 0 with a Python error set; an argument that is not given is NULL. */
+static int take_arguments(PyObject *const *args, Py_ssize_t count, PyObject *keywords, PyObject **out) {
+  if (count > SERVE_ARGUMENTS) {
+    PyErr_Format(PyExc_TypeError, "serve: %zd arguments, at most %d", count, SERVE_ARGUMENTS);
+    return 0;
+  }
+  for (int i = 0; i < SERVE_ARGUMENTS; ++i) out[i] = i < count ? args[i] : NULL;
+  const Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    const int at = serve_index(PyTuple_GetItem(keywords, i));
+    if (at < 0) return 0;
+    if (out[at]) {
+      PyErr_Format(PyExc_TypeError, "serve: %s is given twice", serve_names[at]);
+      return 0;
+    }
+    out[at] = args[count + i];
+  }
+  for (int i = 0; i <= SCALARS; ++i) {
+    if (out[i]) continue;
+    PyErr_Format(PyExc_TypeError, "serve: %s is missing", serve_names[i]);
+    return 0;
+  }
+  return 1;
+}
+
+static int take_tuple(PyObject *value, int at) {
+  if (!value || PyTuple_Check(value)) return 1;
+  PyErr_Format(PyExc_TypeError, "serve: %s is no tuple", serve_names[at]);
+  return 0;
+}
+
+/* NULL with a Python error set when the value is no string, or holds a null character. */
+static const char *take_text(PyObject *value) {
+  Py_ssize_t bytes;
+  const char *text = PyUnicode_AsUTF8AndSize(value, &bytes);
+  if (!text || (Py_ssize_t)strlen(text) == bytes) return text;
+  PyErr_SetString(PyExc_ValueError, "serve: a text with a null character");
+  return NULL;
+}
+
+static int take_threads(PyObject *value, int *out) {
+  const long threads = PyLong_AsLong(value);
+  if (threads == -1 && PyErr_Occurred()) return 0;
+  *out = threads < 0 ? 0 : threads < INT_MAX ? (int)threads : INT_MAX;
+  return 1;
+}
+
+/* All but the family and the tier. 1, or 0 with a Python error set. */
+static int take_request(PyObject *const *given, oc__request *request) {
+  for (int i = TENSORS; i <= SCALARS; ++i)
+    if (!take_tuple(given[i], i)) return 0;
+  if (!take_tuple(given[ROWS_OFF], ROWS_OFF) || !take_rows_off(given[ROWS_OFF], request)) return 0;
+  if (given[ROW] && given[ROW] != Py_None && !(request->row = take_text(given[ROW]))) return 0;
+  if (given[STACK] && !(request->stack = take_text(given[STACK]))) return 0;
+  if (given[THREADS] && !take_threads(given[THREADS], &request->threads)) return 0;
+  request->takes_hosted = given[HOSTED] ? PyObject_IsTrue(given[HOSTED]) : 0;
+  return request->takes_hosted >= 0;
+}
+
+/* A new reference to (cell, row, member). */
+static PyObject *answer(oc__state *state, const oc_choice *choice) {
+  const uintptr_t key = ((uintptr_t)choice->cell >> 4) ^ ((uintptr_t)choice->member >> 4);
+  oc__answer *kept = &state->answer[(key ^ key >> 4) % OC__ANSWERS];
+  if (!kept->tuple || kept->cell != choice->cell || kept->member != choice->member) {
+    PyObject *made =
+        Py_BuildValue("(sss)", choice->cell ? choice->cell->id : "", choice->member->row, choice->member->name);
+    PyObject *old = kept->tuple;
+    if (!made) return NULL;
+    *kept = (oc__answer){choice->cell, choice->member, made};
+    Py_XDECREF(old);
+  }
+  Py_INCREF(kept->tuple);
+  return kept->tuple;
+}
+
+PyObject *oc__py_serve(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+  oc__state *state = oc__state_of(module);
+  PyObject *given[SERVE_ARGUMENTS];
+  oc__request request = {.row = NULL, .stack = ""};
+  if (!take_arguments(args, count, keywords, given) || !take_request(given, &request)) return NULL;
+  const char *family = take_text(given[FAMILY]), *tier = family ? take_text(given[TIER]) : NULL;
+  if (!tier) return NULL;
   oc_err err = {0};
   oc__call call;
+  oc_choice choice = {0};
   if (oc_family_find(family, &request.family, &err) != OC_OK || oc_tier_find(tier, &request.tier, &err) != OC_OK ||
-      oc__call_pack(&state->torch, request.family, tensors, scalars, &call, &err) != OC_OK) {
+      oc__call_pack(&state->torch, request.family, given[TENSORS], given[SCALARS], &call, &err) != OC_OK ||
+      oc__call_serve(&state->torch, &request, &call, &choice, &err) != OC_OK) {
     return oc__raise(state, &err);
   }
-  oc_choice choice = {0};
-  oc_status status;
-  NO_GIL(status = oc__call_serve(&request, &call, &choice, &err));
-  if (status != OC_OK) return oc__raise(state, &err);
-  return Py_BuildValue("(sss)", choice.cell ? choice.cell->id : "", choice.member->row, choice.member->name);
+  return answer(state, &choice);
 }
 
 PyObject *oc__py_trimul_gate_planes(PyObject *module, PyObject *args) {
@@ -66,7 +149,11 @@ PyObject *oc__py_trimul_gate_planes(PyObject *module, PyObject *args) {
   oc_err err = {0};
   oc_view view[4];
   for (int i = 0; i < 4; ++i) {
-    if (oc__tensor_view(&state->torch, object[i], where[i], &view[i], &err) != OC_OK) return oc__raise(state, &err);
+    const oc__spot spot = {where[i], -1};
+    if (oc__tensor_view(&state->torch, object[i], spot, &view[i], &err) != OC_OK ||
+        oc__tensor_on_host(&view[i], spot, &err) != OC_OK) {
+      return oc__raise(state, &err);
+    }
   }
   oc_status status;
   NO_GIL(status = oc_trimul_gate_planes(&view[0], &view[1], &view[2], &view[3], oc__threads_granted(threads), &err));

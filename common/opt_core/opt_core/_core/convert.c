@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors to views, Python values to descriptors, descriptors to a served call. Tables, no arithmetic. */
+/* Tensors to views, Python values to descriptors. Tables, no arithmetic. */
 #include "core.h"
 
 #include <stdio.h>
@@ -54,6 +54,7 @@ int oc__torch_bind(oc__torch *torch, PyObject *capsule, PyObject *tensor_type, P
     return -1;
   }
   torch->api = api;
+  torch->has_streams = api->header.version.minor >= OC_DL_MINOR && api->allocate && api->current_stream;
   torch_swap(&torch->function, function);
   torch_swap(&torch->disabled_function, disabled);
   torch_swap(&torch->dispatch, dispatch);
@@ -65,6 +66,30 @@ int oc__torch_bind(oc__torch *torch, PyObject *capsule, PyObject *tensor_type, P
 }
 
 /* ---- one tensor ---------------------------------------------------------------------------------------------- */
+
+/* Only failures are worth the text. */
+typedef struct spot_text {
+  char text[64];
+} spot_text;
+static spot_text name_spot(const oc__spot *spot) {
+  spot_text out;
+  if (spot->position < 0)
+    (void)snprintf(out.text, sizeof out.text, "%s", spot->name);
+  else
+    (void)snprintf(out.text, sizeof out.text, "tensors[%d] (%s)", spot->position, spot->name);
+  return out;
+}
+#define SPOT(spot) (name_spot(spot).text)
+
+typedef struct device_text {
+  char text[24];
+} device_text;
+static device_text name_device(int32_t device) {
+  device_text out = {"cpu"};
+  if (device != OC_DEVICE_HOST) (void)snprintf(out.text, sizeof out.text, "cuda:%d", (int)device - 1);
+  return out;
+}
+#define DEVICE(device) (name_device(device).text)
 
 /* 1 when the type adds nothing to the plain tensor that would have to see the call; -1 on error. */
 static int subclass_is_plain(const oc__torch *torch, PyObject *type) {
@@ -79,13 +104,13 @@ static int subclass_is_plain(const oc__torch *torch, PyObject *type) {
   return known;
 }
 
-static int is_plain_tensor(const oc__torch *torch, PyObject *object, const char *where) {
+static int is_plain_tensor(const oc__torch *torch, PyObject *object, const oc__spot *spot) {
   PyObject *type = (PyObject *)Py_TYPE(object);
   if (type == torch->tensor || type == torch->parameter) return 1;
   const int plain = subclass_is_plain(torch, type);
   if (plain > 0) return 1;
   PyObject *name = plain == 0 ? PyObject_GetAttrString(type, "__name__") : NULL;
-  if (name) PyErr_Format(PyExc_TypeError, "%s: need a plain torch.Tensor, not %S", where, name);
+  if (name) PyErr_Format(PyExc_TypeError, "%s: need a plain torch.Tensor, not %S", SPOT(spot), name);
   Py_XDECREF(name);
   return 0;
 }
@@ -103,34 +128,39 @@ static oc_dtype element_dtype(uint8_t code, uint8_t bits) {
   return OC_DTYPE_NONE;
 }
 
-static oc_status refuse_device(const oc_dl_tensor *tensor, const char *where, oc_err *err) {
-  if (tensor->device.type == OC_DL_CUDA) {
-    return OC_REFUSE(err, NO_DEVICE, "%s is a cuda:%d tensor, the row's device is cpu", where, (int)tensor->device.id);
+static oc_status device_from_dl(const oc_dl_tensor *tensor, const oc__spot *spot, int32_t *out, oc_err *err) {
+  *out = OC_DEVICE_HOST;
+  if (tensor->device.type == OC_DL_CPU) return OC_OK;
+  if (tensor->device.type != OC_DL_CUDA || tensor->device.id < 0 || tensor->device.id >= OC__CUDA_DEVICES_MAX) {
+    return OC_REFUSE(err, NO_DEVICE, "%s is on DLPack device %d:%d, rows run on cpu and cuda", SPOT(spot),
+                     (int)tensor->device.type, (int)tensor->device.id);
   }
-  return OC_REFUSE(err, NO_DEVICE, "%s is on DLPack device %d:%d, the row's device is cpu", where,
-                   (int)tensor->device.type, (int)tensor->device.id);
+  *out = OC_DEVICE_CUDA(tensor->device.id);
+  return OC_OK;
 }
 
-static oc_status view_from_dl(const oc_dl_tensor *tensor, const char *where, oc_view *out, oc_err *err) {
-  if (tensor->device.type != OC_DL_CPU) return refuse_device(tensor, where, err);
+static oc_status view_from_dl(const oc_dl_tensor *tensor, const oc__spot *spot, oc_view *out, oc_err *err) {
+  int32_t device;
+  OC_TRY(device_from_dl(tensor, spot, &device, err));
   if (tensor->rank < 0 || tensor->rank > OC_MAX_RANK) {
-    return OC_FAIL(err, BAD_ARG, 0, "%s: rank %d, at most %d", where, (int)tensor->rank, OC_MAX_RANK);
+    return OC_FAIL(err, BAD_ARG, 0, "%s: rank %d, at most %d", SPOT(spot), (int)tensor->rank, OC_MAX_RANK);
   }
   const oc_dtype dtype =
       tensor->element.lanes == 1 ? element_dtype(tensor->element.code, tensor->element.bits) : OC_DTYPE_NONE;
   if (dtype == OC_DTYPE_NONE) {
-    return OC_REFUSE(err, DTYPE, "%s: DLPack element code %d of %d bits", where, (int)tensor->element.code,
+    return OC_REFUSE(err, DTYPE, "%s: DLPack element code %d of %d bits", SPOT(spot), (int)tensor->element.code,
                      (int)tensor->element.bits);
   }
   void *data = tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL;
   *out = oc_view_dense(data, dtype, tensor->rank, tensor->shape);
+  out->device = device;
   for (int32_t i = 0; tensor->strides && i < tensor->rank; ++i) out->stride[i] = tensor->strides[i];
   return OC_OK;
 }
 
 /* A lazily negated view stores other numbers than it shows, and DLPack does not say so. Such views come from complex
  * tensors, so every stride along an axis longer than 1 is even; only then is the tensor asked. */
-static oc_status check_lazy_sign(PyObject *object, const oc_view *view, const char *where, oc_err *err) {
+static oc_status check_lazy_sign(PyObject *object, const oc_view *view, const oc__spot *spot, oc_err *err) {
   for (int32_t i = 0; i < view->rank; ++i) {
     if (view->shape[i] > 1 && view->stride[i] % 2 != 0) return OC_OK;
   }
@@ -138,12 +168,12 @@ static oc_status check_lazy_sign(PyObject *object, const oc_view *view, const ch
   const int negated = answer ? PyObject_IsTrue(answer) : -1;
   Py_XDECREF(answer);
   if (negated < 0) return OC_BAD_ARG;
-  return negated ? OC_REFUSE(err, LAYOUT, "%s is a lazily negated view", where) : OC_OK;
+  return negated ? OC_REFUSE(err, LAYOUT, "%s is a lazily negated view", SPOT(spot)) : OC_OK;
 }
 
 /* The framework raises RuntimeError for a tensor without plain memory (sparse, meta, quantized, vmapped): a named no.
  */
-static oc_status refuse_unlent(const char *where, oc_err *err) {
+static oc_status refuse_unlent(const oc__spot *spot, oc_err *err) {
   if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return OC_BAD_ARG;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -152,7 +182,7 @@ static oc_status refuse_unlent(const char *where, oc_err *err) {
   if (!text) PyErr_Clear();
   const char *why = text ? text : "no reason given";
   const oc_status status =
-      OC_REFUSE(err, LAYOUT, "%s: torch lends no memory: %.*s", where, (int)strcspn(why, "\n"), why);
+      OC_REFUSE(err, LAYOUT, "%s: torch lends no memory: %.*s", SPOT(spot), (int)strcspn(why, "\n"), why);
   Py_XDECREF(message);
   Py_XDECREF(type);
   Py_XDECREF(value);
@@ -160,18 +190,23 @@ static oc_status refuse_unlent(const char *where, oc_err *err) {
   return status;
 }
 
-oc_status oc__tensor_view(const oc__torch *torch, PyObject *object, const char *where, oc_view *out, oc_err *err) {
+oc_status oc__tensor_view(const oc__torch *torch, PyObject *object, oc__spot spot, oc_view *out, oc_err *err) {
   memset(out, 0, sizeof *out);
   if (object == Py_None) return OC_OK;
   if (!torch->api) {
     PyErr_SetString(PyExc_RuntimeError, "bind_torch has not been called");
     return OC_BAD_ARG;
   }
-  if (!is_plain_tensor(torch, object, where)) return OC_BAD_ARG;
+  if (!is_plain_tensor(torch, object, &spot)) return OC_BAD_ARG;
   oc_dl_tensor tensor = {0};
-  if (torch->api->borrow(object, &tensor) != 0) return refuse_unlent(where, err);
-  OC_TRY(view_from_dl(&tensor, where, out, err));
-  return check_lazy_sign(object, out, where, err);
+  if (torch->api->borrow(object, &tensor) != 0) return refuse_unlent(&spot, err);
+  OC_TRY(view_from_dl(&tensor, &spot, out, err));
+  return check_lazy_sign(object, out, &spot, err);
+}
+
+oc_status oc__tensor_on_host(const oc_view *view, oc__spot spot, oc_err *err) {
+  if (!oc_view_is_present(view) || view->device == OC_DEVICE_HOST) return OC_OK;
+  return OC_REFUSE(err, NO_DEVICE, "%s is a %s tensor, the row's device is cpu", SPOT(&spot), DEVICE(view->device));
 }
 
 /* ---- descriptors --------------------------------------------------------------------------------------------- */
@@ -245,6 +280,7 @@ static const field triattn_fields[] = {VIEW(oc_triattn, q),
                                        VIEW(oc_triattn, lse),
                                        FIELD(oc_triattn, scale, FLOAT, NULL),
                                        MASK(oc_triattn),
+                                       FIELD(oc_triattn, tf32, FLAG, NULL),
                                        END};
 
 static const field triattn_module_fields[] = {VIEW(oc_triattn_module, x),
@@ -262,6 +298,7 @@ static const field triattn_module_fields[] = {VIEW(oc_triattn_module, x),
                                               FIELD(oc_triattn_module, scale, FLOAT, NULL),
                                               FIELD(oc_triattn_module, bias_untransposed_end, FLAG, NULL),
                                               MASK(oc_triattn_module),
+                                              FIELD(oc_triattn_module, tf32, FLAG, NULL),
                                               END};
 
 static const field transition_fields[] = {VIEW(oc_transition, x),
@@ -288,32 +325,13 @@ static const field apb_fields[] = {VIEW(oc_apb, q),
                                    FIELD(oc_apb, bias_first, FLAG, NULL),
                                    END};
 
-/* Typed entry points behind one signature. */
-#define ENTRY(word)                                                                                                    \
-  static oc_status word##_class(const oc__call *call, oc_tier tier, oc_class *out, oc_err *err) {                      \
-    return oc_##word##_class(&call->word, tier, out, err);                                                             \
-  }                                                                                                                    \
-  static oc_status word##_serve(const oc__call *call, const oc_choice *choice, const oc_exec *exec, oc_err *err) {     \
-    return oc_##word##_serve(&call->word, choice, exec, err);                                                          \
-  }
-ENTRY(ln)
-ENTRY(trimul)
-ENTRY(triattn)
-ENTRY(triattn_module)
-ENTRY(transition)
-ENTRY(apb)
-
-static const struct family_entry {
-  const field *fields;
-  oc_status (*classify)(const oc__call *, oc_tier, oc_class *, oc_err *);
-  oc_status (*serve)(const oc__call *, const oc_choice *, const oc_exec *, oc_err *);
-} families[OC_FAMILY_COUNT] = {
-    [OC_FAMILY_LN] = {ln_fields, ln_class, ln_serve},
-    [OC_FAMILY_TRIMUL] = {trimul_fields, trimul_class, trimul_serve},
-    [OC_FAMILY_TRIATTN] = {triattn_fields, triattn_class, triattn_serve},
-    [OC_FAMILY_TRIATTN_MODULE] = {triattn_module_fields, triattn_module_class, triattn_module_serve},
-    [OC_FAMILY_TRANSITION] = {transition_fields, transition_class, transition_serve},
-    [OC_FAMILY_APB] = {apb_fields, apb_class, apb_serve},
+static const field *const family_fields[OC_FAMILY_COUNT] = {
+    [OC_FAMILY_LN] = ln_fields,
+    [OC_FAMILY_TRIMUL] = trimul_fields,
+    [OC_FAMILY_TRIATTN] = triattn_fields,
+    [OC_FAMILY_TRIATTN_MODULE] = triattn_module_fields,
+    [OC_FAMILY_TRANSITION] = transition_fields,
+    [OC_FAMILY_APB] = apb_fields,
 };
 
 static oc_status find_word(const char *const *words, const char *text, const char *where, int *out, oc_err *err) {
@@ -368,16 +386,21 @@ static void count_fields(const field *fields, Py_ssize_t *views, Py_ssize_t *sca
   for (const field *f = fields; f->kind != FIELD_END; ++f) ++*(f->kind == FIELD_VIEW ? views : scalars);
 }
 
-static oc_status pack_view(const oc__torch *torch, const field *f, Py_ssize_t position, PyObject *value, void *slot,
-                           oc_err *err) {
-  char where[64];
-  (void)snprintf(where, sizeof where, "tensors[%d] (%s)", (int)position, f->name);
-  return oc__tensor_view(torch, value, where, slot, err);
+/* Every tensor of a call lies where the first one does. */
+static oc_status check_device(const oc_view *view, const oc__spot *spot, oc__call *call, oc_err *err) {
+  if (!oc_view_is_present(view)) return OC_OK;
+  if (!call->first.name) {
+    call->first = *spot;
+    call->device = view->device;
+  }
+  if (view->device == call->device) return OC_OK;
+  return OC_REFUSE(err, NO_DEVICE, "%s is on %s, %s on %s", SPOT(spot), DEVICE(view->device), SPOT(&call->first),
+                   DEVICE(call->device));
 }
 
 oc_status oc__call_pack(const oc__torch *torch, oc_family family, PyObject *tensors, PyObject *scalars, oc__call *call,
                         oc_err *err) {
-  const field *fields = families[family].fields;
+  const field *fields = family_fields[family];
   Py_ssize_t view_count, scalar_count, view = 0, scalar = 0;
   count_fields(fields, &view_count, &scalar_count);
   if (PyTuple_Size(tensors) != view_count || PyTuple_Size(scalars) != scalar_count) {
@@ -387,9 +410,11 @@ oc_status oc__call_pack(const oc__torch *torch, oc_family family, PyObject *tens
   }
   memset(call, 0, sizeof *call);
   for (const field *f = fields; f->kind != FIELD_END; ++f) {
-    void *slot = (char *)call + f->offset;
+    void *slot = (char *)&call->of + f->offset;
     if (f->kind == FIELD_VIEW) {
-      OC_TRY(pack_view(torch, f, view, PyTuple_GetItem(tensors, view), slot, err));
+      const oc__spot spot = {f->name, (int)view};
+      OC_TRY(oc__tensor_view(torch, PyTuple_GetItem(tensors, view), spot, slot, err));
+      OC_TRY(check_device(slot, &spot, call, err));
       ++view;
     } else {
       OC_TRY(pack_scalar(f, PyTuple_GetItem(scalars, scalar), slot, err));
@@ -400,7 +425,7 @@ oc_status oc__call_pack(const oc__torch *torch, oc_family family, PyObject *tens
 }
 
 PyObject *oc__call_fields(oc_family family) {
-  const field *fields = families[family].fields;
+  const field *fields = family_fields[family];
   Py_ssize_t view_count, scalar_count, view = 0, scalar = 0;
   count_fields(fields, &view_count, &scalar_count);
   PyObject *views = PyTuple_New(view_count), *scalars = PyTuple_New(scalar_count);
@@ -414,69 +439,4 @@ PyObject *oc__call_fields(oc_family family) {
   Py_XDECREF(views);
   Py_XDECREF(scalars);
   return NULL;
-}
-
-/* ---- a call -------------------------------------------------------------------------------------------------- */
-
-static int row_is_known(oc_family family, const char *row) {
-  int count = 0;
-  const oc_member *members = oc_family_members(family, &count);
-  for (int i = 0; i < count; ++i) {
-    if (strcmp(members[i].row, row) == 0) return 1;
-  }
-  return 0;
-}
-
-static oc_status choose_row(const oc__request *request, oc_choice *choice, oc_err *err) {
-  if (!row_is_known(request->family, request->row)) {
-    return OC_FAIL(err, BAD_ARG, 0, "%s has no row '%.60s'", oc_family_word(request->family), request->row);
-  }
-  oc_isa isa;
-  OC_TRY(oc_cpu_isa(&isa, err));
-  *choice = (oc_choice){.cell = NULL, .member = oc_member_find(request->family, request->row, isa)};
-  if (choice->member) return OC_OK;
-  return OC_REFUSE(err, ARCH, "row %.60s has no member for cpu-%s", request->row, oc_isa_word(isa));
-}
-
-static oc_status choose(const oc__request *request, oc_class *cls, oc_choice *choice, oc_err *err) {
-  if (request->row) return choose_row(request, choice, err);
-  if (strlen(request->stack) >= sizeof cls->stack) {
-    return OC_FAIL(err, BAD_ARG, 0, "stack of %zu bytes, at most %zu", strlen(request->stack), sizeof cls->stack - 1);
-  }
-  memcpy(cls->stack, request->stack, strlen(request->stack) + 1);
-  const oc_cells *cells = NULL;
-  OC_TRY(oc_cells_in_force(request->family, &cells, err));
-  return oc_select(cells, cls, choice, err);
-}
-
-static oc_status refuse_row_off(const oc__request *request, const char *row, oc_err *err) {
-  for (const char *const *off = request->rows_off; *off; ++off) {
-    if (strcmp(*off, row) == 0) return OC_REFUSE(err, OFF_BY_USER, "%s", row);
-  }
-  return OC_OK;
-}
-
-int oc__threads_granted(int wanted) {
-  const int most = oc_cpu_threads();
-  return wanted > 0 && wanted < most ? wanted : most;
-}
-
-oc_status oc__call_serve(const oc__request *request, const oc__call *call, oc_choice *choice, oc_err *err) {
-  const struct family_entry *entry = &families[request->family];
-  oc_class cls = {0};
-  OC_TRY(entry->classify(call, request->tier, &cls, err));
-  OC_TRY(choose(request, &cls, choice, err));
-  OC_TRY(refuse_row_off(request, choice->member->row, err));
-  if (!choice->member->run) { /* hosted: the caller runs it, or did not know that it might have to */
-    if (request->takes_hosted) return OC_OK;
-    return OC_REFUSE(err, NOT_BUILT, "%s runs in the host framework", choice->member->name);
-  }
-  oc_exec exec = {.threads = oc__threads_granted(request->threads)};
-  oc_scratch scratch;
-  OC_TRY(oc_scratch_acquire(oc_member_workspace(choice->member, call, exec.threads), &scratch, err));
-  exec.workspace = scratch.data;
-  exec.workspace_bytes = scratch.bytes;
-  const oc_status status = entry->serve(call, choice, &exec, err);
-  oc_scratch_release(&scratch);
-  return status;
 }

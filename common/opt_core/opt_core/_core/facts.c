@@ -2,6 +2,7 @@
 /* Versions, gates, digests and machine facts; the tables of cells and members. Everything here only reads. */
 #include "core.h"
 
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -144,6 +145,53 @@ PyObject *oc__py_cuda_facts(PyObject *module, PyObject *args) {
   if (status != OC_OK) return oc__raise(oc__state_of(module), &err);
   return Py_BuildValue("{sisissss sL}", "ordinal", device.ordinal, "sm", device.sm, "name", device.name, "uuid",
                        device.uuid, "memory_bytes", (long long)device.memory_bytes);
+}
+
+PyObject *oc__py_cuda_prepare(PyObject *module, PyObject *args) {
+  int device;
+  const char *word;
+  if (!PyArg_ParseTuple(args, "is:cuda_prepare", &device, &word)) return NULL;
+  oc_err err = {0};
+  oc_family family;
+  oc_status status = oc_family_find(word, &family, &err);
+  if (status == OC_OK) NO_GIL(status = oc_cuda_prepare(device, family, &err));
+  return oc__none_or_raise(oc__state_of(module), status, &err);
+}
+
+static PyObject *module_dict(const oc_cuda_module *one) {
+  return Py_BuildValue("{sissssss}", "device", one->device, "package", one->package, "key", one->key, "sha256",
+                       one->sha256);
+}
+
+PyObject *oc__py_cuda_modules(PyObject *module, PyObject *ignored) {
+  (void)module, (void)ignored;
+  enum { ROOM = 64 }; /* far above the modules of all families on one device; asked again where there are more */
+  oc_cuda_module few[ROOM], *all = few;
+  int count = oc_cuda_modules(few, ROOM);
+  if (count > ROOM) {
+    all = PyMem_Calloc((size_t)count, sizeof *all);
+    if (!all) return PyErr_NoMemory();
+    const int now = oc_cuda_modules(all, count); /* what others load meanwhile is for the next call */
+    if (now < count) count = now;
+  }
+  PyObject *list = PyList_New(0);
+  int failed = !list;
+  for (int i = 0; !failed && i < count; ++i) failed = oc__list_add(list, module_dict(&all[i]));
+  if (all != few) PyMem_Free(all);
+  return oc__keep(list, failed);
+}
+
+PyObject *oc__py_cuda_libraries(PyObject *module, PyObject *ignored) {
+  (void)module, (void)ignored;
+  PyObject *dict = PyDict_New();
+  int failed = !dict;
+  for (int i = 0; !failed && i < OC_CUDA_LIBRARY_COUNT; ++i) {
+    char path[PATH_MAX];
+    const oc_cuda_library_id library = (oc_cuda_library_id)i;
+    if (oc_cuda_library(library, NULL, path, sizeof path, NULL) != OC_OK) continue;
+    failed = oc__dict_add(dict, oc_cuda_library_word(library), PyUnicode_DecodeFSDefault(path));
+  }
+  return oc__keep(dict, failed);
 }
 
 /* ---- cells and members --------------------------------------------------------------------------------------- */

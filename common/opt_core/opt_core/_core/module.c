@@ -136,10 +136,16 @@ static PyMethodDef functions[] = {
     {"cpu_isa", oc__py_cpu_isa, METH_NOARGS, "cpu_isa() -> the level in use"},
     {"cpu_threads", oc__py_cpu_threads, METH_NOARGS, "cpu_threads() -> threads that a member would use now"},
     {"cuda_facts", oc__py_cuda_facts, METH_VARARGS, "cuda_facts(ordinal=0) -> dict; Refused no_device, driver"},
+    {"cuda_prepare", oc__py_cuda_prepare, METH_VARARGS,
+     "cuda_prepare(device, family): loads what the family may launch there, so that a capture finds it loaded"},
+    {"cuda_modules", oc__py_cuda_modules, METH_NOARGS,
+     "cuda_modules() -> list of dicts device, package, key, sha256: the binaries that are loaded"},
+    {"cuda_libraries", oc__py_cuda_libraries, METH_NOARGS,
+     "cuda_libraries() -> {word: path} of the CUDA libraries that the process has loaded"},
     {"bind_torch", oc__py_bind_torch, METH_VARARGS, "bind_torch(capsule, tensor_type, parameter_type)"},
     {"call_fields", oc__py_call_fields, METH_VARARGS,
      "call_fields(family) -> ((views...), (scalars...)), the order serve takes"},
-    {"serve", KEYWORDS(oc__py_serve), METH_VARARGS | METH_KEYWORDS,
+    {"serve", KEYWORDS(oc__py_serve), METH_FASTCALL | METH_KEYWORDS,
      "serve(family, tier, tensors, scalars, row=None, stack='', hosted=False, rows_off=(), threads=0) -> (cell, row, "
      "member); the GIL is released. hosted: a member flagged hosted is named and left to the caller to run; else it is "
      "Refused not_built. rows_off: a row of these is Refused off_by_user once chosen. threads: fewer than "
@@ -195,6 +201,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(state->torch.function);
   Py_VISIT(state->torch.disabled_function);
   Py_VISIT(state->torch.dispatch);
+  for (int i = 0; i < OC__ANSWERS; ++i) Py_VISIT(state->answer[i].tuple);
   return 0;
 }
 
@@ -213,6 +220,7 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(state->torch.function);
   Py_CLEAR(state->torch.disabled_function);
   Py_CLEAR(state->torch.dispatch);
+  for (int i = 0; i < OC__ANSWERS; ++i) Py_CLEAR(state->answer[i].tuple);
   return 0;
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """apb: attention with a pair bias that may be shared across a batch."""
 
-from opt_core import _core
+from opt_core import _core, kernels
 
 
 def select(device, dtype, form, dims, tier="fast", stack=""):
@@ -43,8 +43,7 @@ def apb(
     exactness  none
     source     Abramson et al. 2024, algorithm 24
     """
-    from opt_core import torch_glue
-
+    torch_glue = kernels.glue()
     if torch_glue.is_traced(q):
         return torch_glue.traced(
             "apb",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ln: LayerNorm / RMSNorm over the last axis."""
 
-from opt_core import _core
+from opt_core import _core, kernels
 
 
 def select(device, dtype, form, dims, tier="fast", stack=""):
@@ -39,8 +39,7 @@ def ln(
     exactness  tier "exact": bits of torch.nn.functional.layer_norm on the proven stacks
     source     Ba, Kiros, Hinton 2016; Zhang, Sennrich 2019
     """
-    from opt_core import torch_glue
-
+    torch_glue = kernels.glue()
     if torch_glue.is_traced(x):
         return torch_glue.traced(
             "ln",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """transition: LayerNorm, projections up, activation, projection down, mask, residual."""
 
-from opt_core import _core
+from opt_core import _core, kernels
 
 
 def select(device, dtype, form, dims, tier="fast", stack=""):
@@ -49,8 +49,7 @@ def transition(
     exactness  none
     source     Abramson et al. 2024, algorithm 11; Jumper et al. 2021, algorithm 15
     """
-    from opt_core import torch_glue
-
+    torch_glue = kernels.glue()
     if torch_glue.is_traced(x):
         return torch_glue.traced(
             "transition",

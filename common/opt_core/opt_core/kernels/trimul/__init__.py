@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """trimul: triangle multiplication, LayerNorm-in to gated output (and residual)."""
 
-from opt_core import _core
+from opt_core import _core, kernels
 
 
 def select(device, dtype, form, dims, tier="fast", stack=""):
@@ -63,8 +63,7 @@ def trimul(
     exactness  none; see gate_planes for the exact assembly
     source     Jumper et al. 2021, algorithms 11 and 12; Abramson et al. 2024, algorithms 12 and 13
     """
-    from opt_core import torch_glue
-
+    torch_glue = kernels.glue()
     if torch_glue.is_traced(x):
         return torch_glue.traced(
             "trimul",
@@ -156,8 +155,7 @@ def gate_planes(gate, proj, mask=None, out=None):
     """
     import torch
 
-    from opt_core import torch_glue
-
+    torch_glue = kernels.glue()
     torch_glue.refuse_grad((gate, proj, mask, out))
     if out is None:
         out = torch.empty(gate.permute(2, 0, 1).shape, dtype=gate.dtype, device=gate.device)

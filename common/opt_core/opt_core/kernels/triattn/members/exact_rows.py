@@ -24,7 +24,7 @@ def run(tensors, scalars):
 
     (x, _y, mask, residual, norm_weight, norm_bias, to_q, to_q_bias, to_k, to_k_bias, to_v, to_v_bias, to_bias, to_bias_bias, to_gate,
      to_gate_bias, out_proj, out_proj_bias) = tensors
-    eps, rms, fast_variance, norm_round, heads, scale, untransposed, mask_kind, mask_value = scalars
+    eps, rms, fast_variance, norm_round, heads, scale, untransposed, mask_kind, mask_value, _tf32 = scalars
     width = to_q.shape[0] // heads
     if rms or fast_variance or norm_round or untransposed or mask_kind not in ("none", "subtract") or scale != width**-0.5:
         raise Refused("dialect", "exact_rows serves plain LayerNorm, scale D^-0.5, mask none or subtract, transposed end bias")
