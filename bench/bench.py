@@ -3,6 +3,7 @@
 
     python bench/bench.py --family trimul            # writes bench/results/<machine>-trimul.json
     python bench/bench.py --family engine            # trunk of the first kit's engine, stock against exact and fast
+    python bench/bench.py --device cuda --family all # triangle attention on a GPU, with its peers: gpu.py
 
 Each instruction set runs in a process of its own, with torch and its libraries held to the same set: a processor without AVX-512 has a
 torch without AVX-512 too.
@@ -172,18 +173,35 @@ def bench_family(family: str, args) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--family", default="all")
-    p.add_argument("--device", default="cpu", choices=["cpu"])
+    p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     p.add_argument("--isa", default="", help="comma-joined; default: all that this machine has")
     p.add_argument("--least", type=int, default=9, help="rounds at the least")
     p.add_argument("--budget", type=float, default=1.0, help="seconds of timed rounds a case")
     p.add_argument("--compile", action="store_true", help="time torch.compile as a peer too (slow to start)")
     p.add_argument("--largest", type=int, default=0)
+    gpu = p.add_argument_group("--device cuda")
+    gpu.add_argument("--quick", action="store_true", help="a few sizes, no peer that tunes itself; under 40 s")
+    gpu.add_argument("--no-peers", action="store_true", help="our rows and the torch form only")
+    gpu.add_argument("--dry", action="store_true", help="tiny sizes on the CPU: shows that the script runs, measures nothing")
+    gpu.add_argument("--sizes", default="", help="comma-joined N instead of the default")
+    gpu.add_argument("--rows", default="", help="comma-joined; default: all that this device has")
+    gpu.add_argument("--deadline", type=float, default=280, help="seconds after which no case is begun")
+    gpu.add_argument("--results", default="", help="folder of the result files; default: bench/results")
+    gpu.add_argument("--commit", default="", help="written into the results; default: what git says")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--into", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.child:
         return child(args)
     sys.path.insert(0, str(ROOT / "bench"))
+    if args.device == "cuda":
+        import gpu
+
+        args.command = "make bench DEVICE=cuda FAMILY=" + args.family
+        families = list(gpu.FAMILIES) if args.family == "all" else args.family.split(",")
+        if unknown := set(families) - set(gpu.FAMILIES):
+            raise SystemExit(f"[bench] no CUDA member to time in {', '.join(sorted(unknown))}; there are: {', '.join(gpu.FAMILIES)}")
+        return gpu.bench(families, args)
     import engine
 
     special = {"engine": engine.bench, "exact": engine.bench_exact}

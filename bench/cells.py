@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns measured rows into cells: bench/results/<machine>-<family>.json -> kernels/<family>/<FAMILY>_CELLS.json.
 
-    python bench/cells.py trimul [--machine xeon-amx]
+    python bench/cells.py trimul [--machine xeon-amx,h200]     # the results of these machines that are there, in one table
 
 A measured size covers the sizes round it, up to the geometric mean with its neighbours; the largest covers up to 32 times itself: above it only the
 bound by products and bytes grows. A size at which the row is not faster than the stock op, or has more than 1.5 times its error, gets no cell: the stock op
 serves there. Exact cells reach as far as the proof and no further: from 1 to the largest size that tests/contract/test_exact_rows.py compares, at the
 widths that it compares, on the stack that it ran on. The written table is what is reviewed and edited.
+
+A GPU's result has several rows a size: the fastest that passes in every form measured gets the cell. Heads only multiply the work there; a head width
+covers those below it down to the next measured one, since it is padded up; the module's widths reach no further than measured.
 """
 from __future__ import annotations
 
@@ -74,19 +77,65 @@ def cells_of(family: str, rows: list[dict], content: dict, result: str) -> list[
     return cells
 
 
+GPU_DEVICES = {"h200": "sm_90a"}  # result files by the machine's word -> the device of a call class
+
+
+def passes(row: dict) -> bool:
+    return "error" not in row and row["ratio"] is not None and row["ratio"] >= FASTER and 0 <= row["err"] <= 1.5 * row["stock_err"]
+
+
+def gpu_row(rows: list[dict]) -> list[dict]:
+    """Of one size, the measurements of the row that passes in every form and takes the least time in all; [] for none."""
+    names = dict.fromkeys(r["row"] for r in rows)
+    forms = {name: [r for r in rows if r["row"] == name] for name in names}
+    widest = max(len(f) for f in forms.values())
+    good = [f for f in forms.values() if len(f) == widest and all(passes(r) for r in f)]
+    return min(good, key=lambda f: sum(r["us"] for r in f), default=[])
+
+
+def padded_ranges(values: list[int]) -> dict[int, tuple[int, int]]:
+    values = sorted(set(values))
+    return {v: (low + 1, v + 1) for low, v in zip([0, *values], values)}
+
+
+def gpu_cells(family: str, rows: list[dict], content: dict, result: str, device: str) -> list[dict]:
+    rows = [r for r in rows if "tf32" not in r["form"]]  # a class of its own on the same row: what serves f32 serves it
+    cells = []
+    for dtype in dict.fromkeys(r["dtype"] for r in rows):
+        of_dtype = [r for r in rows if r["dtype"] == dtype]
+        widths = padded_ranges([r["shape"]["d"] for r in of_dtype])
+        for d in widths:
+            of_width = [r for r in of_dtype if r["shape"]["d"] == d]
+            for n, reach in ranges([r["shape"]["n"] for r in of_width], reach=32).items():
+                chosen = gpu_row([r for r in of_width if r["shape"]["n"] == n])
+                if not chosen:
+                    continue
+                slowest = min(chosen, key=lambda r: r["ratio"])
+                shape = slowest["shape"]
+                side = {"h": [1, 129], "d": list(widths[d])} if family == "triattn" else {k: [shape[k], shape[k] + 1] for k in "hdc"}
+                cells.append({"id": f"{family}-fast-{device}-{dtype}-d{d}-n{n}", "tier": "fast", "device": device, "dtype": dtype, "form": "*", "n": list(reach), **side,
+                              "row": slowest["row"], "fallback": "stock", "us": slowest["us"], "peer_us": slowest["peers"][slowest["stock"]],
+                              "err": slowest["err"], "stock_err": slowest["stock_err"],
+                              "evidence": {"date": content["date"], "machine": f"{content['device']}, driver {content['driver']}", "stack": f"torch-{content['stack']['torch']}",
+                                           "command": content["command"], "result": result}})
+    return cells
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("family")
-    p.add_argument("--machine", default="xeon-amx")
+    p.add_argument("--machine", default="xeon-amx,h200")
     args = p.parse_args()
     cells = []
-    for name, tier in ((args.family, "fast"), ("exact", "exact")):
-        path = ROOT / f"bench/results/{args.machine}-{name}.json"
+    for machine, (name, tier) in ((m, t) for m in args.machine.split(",") for t in ((args.family, "fast"), ("exact", "exact"))):
+        path = ROOT / f"bench/results/{machine}-{name}.json"
         if not path.exists():
             continue
         content = json.loads(path.read_text())
         rows = [dict(r, tier=tier) for r in content["rows"] if r["op"] == args.family]
-        if rows:
+        if rows and machine in GPU_DEVICES:
+            cells += gpu_cells(args.family, rows, content, str(path.relative_to(ROOT)), GPU_DEVICES[machine])
+        elif rows:
             cells += cells_of(args.family, rows, content, str(path.relative_to(ROOT)))
     table = ROOT / "common/opt_core/opt_core/kernels" / FOLDER.get(args.family, args.family) / f"{args.family.upper()}_CELLS.json"
     lines = ",\n  ".join(json.dumps(c) for c in cells)

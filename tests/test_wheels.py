@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two ways to install the core and the kit without network, as docs/install.md gives them, into clean environments."""
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -74,6 +75,9 @@ def test_both_wheels_into_a_clean_environment(dist, tmp_path):
     programs, site = environment(tmp_path / "venv")
     run(programs / "python", "-m", "pip", *documented(WHEELS), folder=dist.parent)
     assert_installed(programs, site, tmp_path)
+    for index in (site / "opt_core/lib/opt_core/cubin").glob("*/PREBUILT.json"):  # none where the wheel was built without nvcc
+        files = [entry["file"] for entry in json.loads(index.read_text())["binaries"].values()]
+        assert files and all((index.parent / name).is_file() for name in files)
     assert (site / "opt_core/_core.abi3.so").is_file() and (site / "esmfold_opt/__init__.py").is_file()
 
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_facts():
     assert _core.version().count(".") == 2 and _core.abi_version() >= 1
     assert {"json", "sodium"} <= set(_core.build_parts())
     words = _core.reasons()
-    assert len(words) == 26 and words["grad"] == "the call asks for gradients, the row has none"
+    assert len(words) == 27 and words["grad"] == "the call asks for gradients, the row has none"
     cpu = _core.cpu_facts()
     assert set(cpu) == {"vendor", "model", "isa", "has_avx512_bf16", "has_amx_bf16"} and isinstance(
         cpu["has_amx_bf16"], bool
@@ -260,6 +261,17 @@ def test_a_run_from_open_to_close(run, lines, tmp_path):
     kinds = [_core.line_parse(line)[0] for line in lines]
     assert kinds.count("ACTIVE") == kinds.count("EXIT") == kinds.count("CELLS") == 1 and "NOT ACTIVE" in kinds
     assert json.load(open(run.manifest_path))["state"] == "finished"
+
+
+def test_the_manifest_says_what_runs_on_cuda_devices(run, lines):
+    """The modules that are loaded, and the process's own copies of the framework's libraries; by the schema."""
+    jsonschema = pytest.importorskip("jsonschema")
+    run.activated()
+    run.close(0)
+    manifest = json.load(open(run.manifest_path))
+    schema = pathlib.Path(opt_core.__file__).parent / "schema" / "opt_manifest.schema.json"
+    jsonschema.validate(manifest, json.loads(schema.read_text()))
+    assert manifest["cuda"] == {"modules": _core.cuda_modules(), "libraries": _core.cuda_libraries()}
 
 
 def test_bad_indices_never_reach_the_library(run):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core and a kit installed as users install them, into clean environments, without network."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ import zipfile
 
 import pytest
 from conftest import CORE, DATA, REPOSITORY, copy_kit, unpack
+
+from opt_core import _core
 
 IMPORTS = """
 import sys
@@ -58,9 +61,30 @@ def test_wheel_contents(core_wheel):
     data = [path for path in data if not path.name.startswith("test_") and "_core" not in path.parts]
     assert any(path.name == "opt_manifest.schema.json" for path in data)
     assert {str(path.relative_to(CORE)) for path in data} - set(names) == set()
-    assert [name for name in names if name.endswith((".c", ".cu", ".inc", ".pth", ".pyc"))] == []
+    assert [name for name in names if name.endswith((".c", ".cu", ".cuh", ".inc", ".pth", ".ptx", ".pyc"))] == []
     assert [name for name in names if name.endswith(".h") and not name.startswith("opt_core/include/")] == []
     assert {name.partition("/")[0] for name in names} == {"opt_core", "opt_core-0.1.0.dist-info"}
+
+
+def test_wheel_carries_each_cubin(core_wheel, tmp_path):
+    """Beside libopt_core.so, with the committed digests, and no other: a user needs no compiler."""
+    unpack(core_wheel, tmp_path)
+    folder = tmp_path / "opt_core/lib/opt_core/cubin"
+    indexes = sorted((CORE / "opt_core/kernels").glob("*/PREBUILT.json"))
+    if not indexes:
+        pytest.skip("no family has a CUDA member")
+    if not folder.exists() and subprocess.run([sys.executable, CORE / "build_prebuilt.py", "--find"], capture_output=True).returncode:
+        pytest.skip("no nvcc of the pinned release on this machine: the wheel was built without cubins")
+    expected = {"PREBUILT.json", "PREBUILT_RECORD.json"}
+    for index in indexes:
+        family = index.parent.name
+        assert (folder / family / "PREBUILT.json").read_bytes() == index.read_bytes()
+        binaries = json.loads(index.read_text())["binaries"]
+        assert {path.name for path in (folder / family).iterdir()} == expected | {entry["file"] for entry in binaries.values()}
+        for key, entry in binaries.items():
+            data = _core.prebuilt_read(folder / family, key)
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"]), key
+    assert {path.name for path in folder.iterdir()} == {index.parent.name for index in indexes}
 
 
 NOTICES = {"libjansson": "Permission is hereby granted", "libsodium": "ISC", "libz": "zlib", "libgomp": "GCC Runtime Library Exception"}

@@ -36,6 +36,13 @@ def child(program, tmp_path, **environment):
     raise Refused(word, detail)
 
 
+def with_fake_driver(program, tmp_path, **environment):
+    """As child, with the C tests' driver without a device in place of the machine's."""
+    source = Path(__file__).resolve().parents[1] / "unit/fake_cuda.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", "libcuda.so.1", str(source)], cwd=tmp_path, check=True)
+    child(program, tmp_path, LD_LIBRARY_PATH=str(tmp_path), **environment)
+
+
 def gate_of(tmp_path):
     """A copy of the template's gate in a package of its own, with a pin that names this core."""
     template = Path(__file__).resolve().parents[2] / "kit_template/_core_gate.py"
@@ -165,11 +172,15 @@ def _(tmp_path):
 
 @provokes("driver")
 def _(tmp_path):
-    (tmp_path / "libcuda.c").write_text(
-        "int cuInit(unsigned f) { (void)f; return 999; }\n" + "".join(f"int {name}(void) {{ return 0; }}\n" for name in (
-            "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDeviceGetUuid", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2")))
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "libcuda.c"], cwd=tmp_path, check=True)
-    child("_core.cuda_facts(0)", tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    with_fake_driver("_core.cuda_facts(0)", tmp_path, OC_FAKE_FAIL="cuInit", OC_FAKE_CODE="999")
+
+
+@provokes("capture")
+def _(tmp_path):
+    """The legacy stream takes part in a capture (code 906) when the first kernel is to be loaded."""
+    if all(member["device"] == "cpu" for member in _core.members("triattn")):
+        pytest.skip("no CUDA member is built in")
+    with_fake_driver("_core.cuda_prepare(0, 'triattn')", tmp_path, OC_FAKE_FAIL="cuStreamIsCapturing", OC_FAKE_CODE="906")
 
 
 @provokes("arch")

@@ -35,7 +35,11 @@ def runnable():
 
 def members(op):
     """Those that serve every dialect. An exact row serves its stock op's only, and has tests of its own."""
-    return [m for m in _core.members(op) if m["isa"] in runnable() and "exact" not in m["flags"]]
+    return [
+        m
+        for m in _core.members(op)
+        if m["device"] == "cpu" and m["isa"] in runnable() and "exact" not in m["flags"]
+    ]
 
 
 def test_hosted_rows_are_run_by_the_glue_and_refused_by_the_core():
