@@ -45,11 +45,11 @@ static int fits_map(const oc_view *view) {
   return stride[0] == 1 && oc__cuda_map_fits(OC_BF16, 5, view->data, shape, stride);
 }
 
-/* Rows of 32 elements as four 16-byte pieces. */
-static int fits_rows(const oc_view *view) {
-  if (view->stride[4] != 1 || (uintptr_t)view->data % 16 != 0) return 0;
+/* Pairs of neighbours as 4 bytes. */
+static int fits_pairs(const oc_view *view) {
+  if (view->stride[4] != 1 || (uintptr_t)view->data % 4 != 0) return 0;
   for (int axis = 0; axis < 4; axis++)
-    if (view->shape[axis] > 1 && view->stride[axis] % 8 != 0) return 0;
+    if (view->shape[axis] > 1 && view->stride[axis] % 2 != 0) return 0;
   return 1;
 }
 
@@ -57,10 +57,14 @@ static int fits_rows(const oc_view *view) {
 static int takes_mask(const oc_triattn *call) {
   switch (call->mask_kind) {
   case OC_MASK_NONE:
-  case OC_MASK_ZERO: return 1;
-  case OC_MASK_SUBTRACT: return call->mask_value >= 1e4f;
-  case OC_MASK_FILL: return call->mask_value <= -1e8f; /* below any logit, and bias does not bring it back */
-  default: return 0;
+  case OC_MASK_ZERO:
+    return 1;
+  case OC_MASK_SUBTRACT:
+    return call->mask_value >= 1e4f;
+  case OC_MASK_FILL:
+    return call->mask_value <= -1e8f; /* below any logit, and bias does not bring it back */
+  default:
+    return 0;
   }
 }
 
@@ -71,20 +75,20 @@ int oc__triattn_native_takes(const oc_triattn *call) {
   /* tile coordinates are ints, and so is the number of items */
   const int64_t items = pieces(q[1], 4) * pieces(q[2], 256);
   if (q[2] > 1 << 24 || call->k.shape[2] > 1 << 24 || items > INT_MAX / q[3] / q[0]) return 0;
-  return fits_map(&call->q) && fits_map(&call->k) && fits_map(&call->v) && fits_rows(&call->out) &&
-         (!oc_view_is_present(&call->gate) || fits_rows(&call->gate));
+  return fits_map(&call->q) && fits_map(&call->k) && fits_map(&call->v) && fits_map(&call->out) &&
+         (!oc_view_is_present(&call->gate) || fits_pairs(&call->gate));
 }
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
-typedef struct plan {
+typedef struct core_plan {
   int64_t query_tiles, key_tiles, blocks; /* of the packed bias */
   size_t packed_bytes, flags_bytes;
-} plan;
+} core_plan;
 
-static plan plan_of(const oc_triattn *call, int has_packed_bias) {
+static core_plan plan_of(const oc_triattn *call, int has_packed_bias) {
   const int64_t *q = call->q.shape;
-  plan p = {.query_tiles = pieces(q[2], OC__NATIVE_TILE), .key_tiles = pieces(call->k.shape[2], OC__NATIVE_TILE)};
+  core_plan p = {.query_tiles = pieces(q[2], OC__NATIVE_TILE), .key_tiles = pieces(call->k.shape[2], OC__NATIVE_TILE)};
   p.blocks = q[0] * q[3] * p.query_tiles * p.key_tiles;
   p.packed_bytes = has_packed_bias ? 0 : (size_t)p.blocks * OC__NATIVE_BLOCK_BYTES;
   p.flags_bytes = (size_t)(4 * q[0] * q[3] * q[1] * p.query_tiles);
@@ -92,12 +96,12 @@ static plan plan_of(const oc_triattn *call, int has_packed_bias) {
 }
 
 size_t oc__triattn_native_core_bytes(const oc_triattn *call, int has_packed_bias) {
-  const plan p = plan_of(call, has_packed_bias);
+  const core_plan p = plan_of(call, has_packed_bias);
   return p.packed_bytes + (p.flags_bytes + 255) / 256 * 256;
 }
 
-static oc_status make_map(oc__native_map *out, const oc_view *view, oc_err *err) {
-  static const unsigned box[5] = {OC__NATIVE_DEPTH, OC__NATIVE_TILE, 1, 1, 1};
+static oc_status make_map(oc__native_map *out, const oc_view *view, unsigned tokens, oc_err *err) {
+  const unsigned box[5] = {OC__NATIVE_DEPTH, tokens, 1, 1, 1};
   int64_t shape[5], stride[5];
   oc__cuda_map map;
   map_axes(view, shape, stride);
@@ -110,14 +114,13 @@ static void take_strides(const oc_view *view, const int *axes, int count, long l
   for (int n = 0; oc_view_is_present(view) && n < count; n++) out[n] = view->stride[axes[n]];
 }
 
-static oc_status params_of(const oc_triattn *call, const plan *plan, const void *packed, unsigned char *flags,
+static oc_status params_of(const oc_triattn *call, const core_plan *plan, const void *packed, unsigned char *flags,
                            oc__native_params *p, oc_err *err) {
   static const int in_order[4] = {0, 1, 2, 3};
   const int64_t *q = call->q.shape;
   *p = (oc__native_params){.bias = packed,
                            .mask = call->mask.data,
                            .gate = call->gate.data,
-                           .out = call->out.data,
                            .lse = call->lse.data,
                            .flags = flags,
                            .rows = (int)q[1],
@@ -135,16 +138,16 @@ static oc_status params_of(const oc_triattn *call, const plan *plan, const void 
   p->items = q[0] * q[3] * p->row_groups * p->query_groups;
   take_strides(&call->mask, in_order, 3, p->mask_stride);
   take_strides(&call->gate, in_order, 4, p->gate_stride);
-  take_strides(&call->out, in_order, 4, p->out_stride);
   take_strides(&call->lse, in_order, 4, p->lse_stride);
-  OC_TRY(make_map(&p->q, &call->q, err));
-  OC_TRY(make_map(&p->k, &call->k, err));
-  return make_map(&p->v, &call->v, err);
+  OC_TRY(make_map(&p->q, &call->q, OC__NATIVE_TILE, err));
+  OC_TRY(make_map(&p->k, &call->k, OC__NATIVE_TILE, err));
+  OC_TRY(make_map(&p->v, &call->v, OC__NATIVE_TILE, err));
+  return make_map(&p->out, &call->out, OC__NATIVE_TILE / 4, err); /* a warp's rows */
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-static oc_status pack_bias(const oc_triattn *call, const plan *plan, void *packed, const oc__cuda_limits *limits,
+static oc_status pack_bias(const oc_triattn *call, const core_plan *plan, void *packed, const oc__cuda_limits *limits,
                            const oc_exec *exec, oc_err *err) {
   static const int in_order[4] = {0, 1, 2, 3};
   oc__cuda_function function;
@@ -182,7 +185,7 @@ static oc_status launch_core(const oc__native_params *p, const oc__cuda_limits *
 
 oc_status oc__triattn_native_core(const oc_triattn *call, const void *packed_bias, void *workspace,
                                   size_t workspace_bytes, const oc_exec *exec, oc_err *err) {
-  const plan plan = plan_of(call, packed_bias != NULL);
+  const core_plan plan = plan_of(call, packed_bias != NULL);
   const oc__cuda_limits *limits;
   oc__native_params params;
   if (exec->device < 1 || exec->device != call->q.device)
@@ -200,8 +203,8 @@ oc_status oc__triattn_native_core(const oc_triattn *call, const void *packed_bia
 
 /* ---- members ----------------------------------------------------------------------------------------------------- */
 
-/* The packed bias of all heads is 1.02 % of q, k, v and bias at H * D = 128. Where that is much memory, half of the heads
- * are done at a time. */
+/* The packed bias of all heads is 1.02 % of q, k, v and bias at H * D = 128. Where that is much memory, half of the
+ * heads are done at a time. */
 static int64_t heads_at_once(const oc_triattn *call) {
   const int64_t heads = call->q.shape[3];
   return plan_of(call, 0).packed_bytes > (size_t)4 << 20 && heads > 1 ? pieces(heads, 2) : heads;

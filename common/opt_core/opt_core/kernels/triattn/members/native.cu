@@ -23,7 +23,6 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-
 namespace {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -40,7 +39,8 @@ constexpr int kQ = OC__NATIVE_STAGES * kStage;
 constexpr int kOnes = kQ + 2 * kQBytes, kZeros = kOnes + kColumns;
 constexpr int kBarriers = kZeros + kColumns;
 constexpr int kStash = kBarriers + 8 * (2 * OC__NATIVE_STAGES + 6); // a word a computing warp
-constexpr int kSums = (kStash + 64 + 127) / 128 * 128; // 16 bytes a computing thread
+constexpr int kItems = (kStash + 64 + 127) / 128 * 128; // two, of 32 bytes
+constexpr int kSums = kItems + 128; // 16 bytes a computing thread
 constexpr int kShared = kSums + 8192;
 static_assert(kShared <= OC__NATIVE_SHARED_BYTES, "more shared memory than a block may have");
 
@@ -78,7 +78,8 @@ __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
 
 __device__ __forceinline__ void copy_tile(u32 into, const oc__native_map *map, u32 bar, int n, int h, int i, int b) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
       ::"r"(into), "l"((u64)map), "r"(bar), "r"(0), "r"(n), "r"(h), "r"(i), "r"(b) : "memory");
 }
 __device__ __forceinline__ void copy_block_to_both(u32 into, const void *from, u32 bar) {
@@ -89,8 +90,8 @@ __device__ __forceinline__ void copy_block_to_both(u32 into, const void *from, u
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-// The low word of a descriptor is address / 16 | leading offset / 16 << 16; the high words are constants. In a cluster the
-// bits from 18 up of a shared address are the block's rank: not the descriptor's business.
+// The low word of a descriptor is address / 16 | leading offset / 16 << 16; the high words are constants. In a cluster
+// the bits from 18 up of a shared address are the block's rank: not the descriptor's business.
 __device__ __forceinline__ u32 low_word(u32 address, u32 lead) { return (address & 0x3ffff) >> 4 | lead << 12; }
 constexpr u32 kSwizzle64 = 2u << 30 | 512 >> 4, kPlain = 128 >> 4; // layout, step between groups of eight rows
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -101,18 +102,25 @@ __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group
 template <u32 kLayout> __device__ __forceinline__ void product_scores(float (&s)[32], u32 a, u32 b) {
   asm volatile(
       "{\n.reg .b64 da, db;\nmov.b64 da, {%32, %34};\nmov.b64 db, {%33, %34};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "da, db, 1, 1, 1, 0, 0;\n}\n"
-      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]), "+f"(s[7]),
+        "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15]),
+        "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]),
+        "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
       : "r"(a), "r"(b), "n"(kLayout));
 }
 // o[64 queries x 32] += p[64 x 16 keys] * v[16 keys x 32]
 __device__ __forceinline__ void product_values(float (&o)[16], u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
   asm volatile(
       "{\n.reg .b64 db;\nmov.b64 db, {%20, %21};\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "{%16, %17, %18, %19}, db, 1, 1, 1, 1;\n}\n"
-      : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]), "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]), "+f"(o[14]), "+f"(o[15])
+      : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]), "+f"(o[7]),
+        "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]), "+f"(o[14]), "+f"(o[15])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "n"(kSwizzle64));
 }
 
@@ -164,6 +172,23 @@ __device__ __forceinline__ Item item_at(const oc__native_params &p, u32 index, u
   return it;
 }
 
+// The computing warps find their item in shared memory, beside its queries: no divisions between two items.
+__device__ __forceinline__ void write_item(u32 into, const Item &it) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\nst.shared.u32 [%0 + 16], %5;" ::"r"(into), "r"(it.b),
+               "r"(it.h), "r"(it.row), "r"(it.query_tile), "r"(it.tiles)
+               : "memory");
+}
+// Through shuffles, so that the compiler sees one value a warp: descriptors live in uniform registers.
+__device__ __forceinline__ Item read_item(u32 from) {
+  Item it;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\nld.shared.u32 %4, [%5 + 16];"
+               : "=r"(it.b), "=r"(it.h), "=r"(it.row), "=r"(it.query_tile), "=r"(it.tiles)
+               : "r"(from)
+               : "memory");
+  it.row = __shfl_sync(0xffffffffu, it.row, 0);
+  it.tiles = __shfl_sync(0xffffffffu, it.tiles, 0);
+  return it;
+}
 __device__ __forceinline__ u32 first_item() { return blockIdx.x >> 1; } // of the cluster
 __device__ __forceinline__ u32 item_step() { return gridDim.x >> 1; }
 
@@ -215,9 +240,9 @@ __device__ __forceinline__ void load_stage(const oc__native_params &p, const Ite
 
 __device__ __forceinline__ void produce(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank) {
   Stage stage(1), queries(1);
-  // The queries of the next item are fetched early in this one: they have to be scaled yet. Not at once: their buffer is
-  // in use until the item before this one is done.
-  const int query_step = min(OC__NATIVE_STAGES, p.key_tiles - 1);
+  // The queries of the next item are fetched early in this one: they have to be scaled yet. Not at once: their buffer
+  // is in use until the item before this one is done, and until then no stage beyond the ring's last can be fetched.
+  const int query_step = min(OC__NATIVE_STAGES - 1, p.key_tiles - 1);
   u32 index = first_item();
   if (index >= (u32)p.items) return;
   load_queries(p, item_at(p, index, rank), shared + kQ, bars.q_full);
@@ -232,7 +257,8 @@ __device__ __forceinline__ void produce(const oc__native_params &p, u32 shared, 
       stage.next(OC__NATIVE_STAGES);
       if (step == query_step && index + item_step() < (u32)p.items) {
         barrier_wait(bars.q_empty + 8 * queries.at(), queries.parity());
-        load_queries(p, item_at(p, index + item_step(), rank), shared + kQ + queries.at() * kQBytes, bars.q_full + 8 * queries.at());
+        load_queries(p, item_at(p, index + item_step(), rank), shared + kQ + queries.at() * kQBytes,
+                     bars.q_full + 8 * queries.at());
         queries.next(2);
       }
     }
@@ -256,6 +282,9 @@ __device__ __forceinline__ float mask_at(const oc__native_params &p, i64 at) {
 // oc_mask_kind: 1 subtract, 2 fill, 3 zero, 4 add. As a power of two, like all scores here. A key that is filled or
 // zeroed is left out: rows in which that leaves nothing are flagged by their sum.
 __device__ __forceinline__ float mask_addend(const oc__native_params &p, float m) {
+#if OC_MUTANT == 4 // lost mask
+  m = 1.0f;
+#endif
   if (p.mask_kind == 1) return p.mask_value * (m - 1.0f) * kLog2e;
   if (p.mask_kind == 4) return m * kLog2e; // keys past the end: the bias leaves them out
   return m != 0.0f ? 0.0f : -__int_as_float(0x7f800000);
@@ -309,20 +338,26 @@ __device__ __forceinline__ void produce_queries(const oc__native_params &p, u32 
 #pragma unroll 1
     for (int r = 0; r < OC__NATIVE_ROWS; r++) {
       const u32 from = shared + kQ + (u32)(queries.at() * kQBytes + r * OC__NATIVE_QUERY_TILES * 4096 + lane * 16);
-#pragma unroll 4
-      for (int i = 0; i < it.tiles * 8; i++) {
-        u32 w[4];
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(from + (u32)(i * 512))
-                     : "memory");
+#pragma unroll 1
+      for (int i = 0; i < it.tiles * 2; i++) { // 2048 bytes
+        u32 w[4][4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w[j] = pack_bf16(bf16_low(w[j]) * factor, bf16_high(w[j]) * factor);
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(from + (u32)(i * 512)), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-                     "r"(w[3])
-                     : "memory");
+        for (int k = 0; k < 4; k++)
+          asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(w[k][0]), "=r"(w[k][1]), "=r"(w[k][2]), "=r"(w[k][3])
+                       : "r"(from + (u32)(i * 2048 + k * 512))
+                       : "memory");
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) w[k][j] = pack_bf16(bf16_low(w[k][j]) * factor, bf16_high(w[k][j]) * factor);
+          asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(from + (u32)(i * 2048 + k * 512)), "r"(w[k][0]),
+                       "r"(w[k][1]), "r"(w[k][2]), "r"(w[k][3])
+                       : "memory");
+        }
       }
     }
+    if (lane == 0) write_item(shared + kItems + 32 * queries.at(), it);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (lane == 0) barrier_arrive(bars.q_ready + 8 * queries.at());
@@ -373,7 +408,8 @@ __device__ __forceinline__ void softmax_values(const float (&s)[32], float (&o)[
   products_begin();
 #pragma unroll
   for (int g = 0; g < 4; g++)
-    product_values(o, packed[4 * g], packed[4 * g + 1], packed[4 * g + 2], packed[4 * g + 3], values + (u32)(g * (1024 >> 4)));
+    product_values(o, packed[4 * g], packed[4 * g + 1], packed[4 * g + 2], packed[4 * g + 3],
+                   values + (u32)(g * (1024 >> 4)));
   products_commit();
 }
 
@@ -383,64 +419,64 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Transposes 4 x 4 words over the four threads of a row: thread j gets word j of each.
-__device__ __forceinline__ void quad_transpose(u32 (&w)[4], int quad) {
-  const bool odd = quad & 1, upper = quad & 2;
-  u32 x = __shfl_xor_sync(0xffffffffu, odd ? w[0] : w[1], 1);
-  u32 y = __shfl_xor_sync(0xffffffffu, odd ? w[2] : w[3], 1);
-  if (odd) w[0] = x, w[2] = y;
-  else w[1] = x, w[3] = y;
-  x = __shfl_xor_sync(0xffffffffu, upper ? w[0] : w[2], 2);
-  y = __shfl_xor_sync(0xffffffffu, upper ? w[1] : w[3], 2);
-  if (upper) w[0] = x, w[1] = y;
-  else w[2] = x, w[3] = y;
-}
-
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-kLog2e * x)); }
 
-// One row of 32 outputs; o holds two of each eight at o[4 c + first], and after the transpose the thread has eight of one.
-__device__ __forceinline__ void write_row(const oc__native_params &p, unsigned short *out, const unsigned short *gate,
-                                          int query, float inverse, const float (&o)[16], int first, int quad) {
-  float value[8];
+// The two rows of a thread: chunk c of row r is o[4 c + 2 r] and the next, packed into w[2 c + r].
+__device__ __forceinline__ void pack_rows(const oc__native_params &p, const Item &it, int i, int query, int quad,
+                                          const float (&o)[16], float inverse0, float inverse1, u32 (&w)[8]) {
+  float value[16];
 #pragma unroll
-  for (int c = 0; c < 4; c++) {
-    value[2 * c] = o[4 * c + first] * inverse;
-    value[2 * c + 1] = o[4 * c + first + 1] * inverse;
-  }
-  if (gate) { // in the accumulator's own order: the product is rounded once, after it
-    const unsigned short *row = gate + (i64)min(query, p.queries - 1) * p.gate_stride[2];
+  for (int c = 0; c < 16; c++) value[c] = o[c] * (c & 2 ? inverse1 : inverse0);
+  if (p.gate) { // before the one rounding
+    const unsigned short *gate = (const unsigned short *)p.gate + it.b * p.gate_stride[0] + i * p.gate_stride[1] +
+                                 it.h * p.gate_stride[3] + 2 * quad;
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-      const u32 g = *(const u32 *)(row + 8 * c + 2 * quad);
-      value[2 * c] *= sigmoid(bf16_low(g));
-      value[2 * c + 1] *= sigmoid(bf16_high(g));
+    for (int r = 0; r < 2; r++) {
+      const unsigned short *row = gate + (i64)min(query + 8 * r, p.queries - 1) * p.gate_stride[2];
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const u32 g = *(const u32 *)(row + 8 * c);
+        value[4 * c + 2 * r] *= sigmoid(bf16_low(g));
+        value[4 * c + 2 * r + 1] *= sigmoid(bf16_high(g));
+      }
     }
   }
-  u32 w[4];
 #pragma unroll
-  for (int c = 0; c < 4; c++) w[c] = pack_bf16(value[2 * c], value[2 * c + 1]);
-  quad_transpose(w, quad);
-  if (query < p.queries) *(uint4 *)(out + (i64)query * p.out_stride[2] + 8 * quad) = make_uint4(w[0], w[1], w[2], w[3]);
+  for (int c = 0; c < 8; c++) w[c] = pack_bf16(value[2 * c], value[2 * c + 1]);
 }
 
-__device__ __forceinline__ void write_tile(const oc__native_params &p, const Item &it, int i, int tile, const float (&o)[16],
-                                           const float (&sum)[2], int warp, int lane) {
+// A warp's 16 rows of a tile leave through shared memory, where the tile's queries were: the copy engine knows the
+// strides and where the tensor ends. `place`: the 1024 bytes of these rows.
+__device__ __forceinline__ void write_tile(const oc__native_params &p, const Item &it, int i, int tile, u32 place,
+                                           const float (&o)[16], const float (&sum)[2], int warp, int lane) {
   const int quad = lane & 3, query = (it.query_tile + tile) * kTile + 16 * warp + (lane >> 2);
   const float sum0 = quad_sum(sum[0]), sum1 = quad_sum(sum[1]);
-  unsigned short *out = (unsigned short *)p.out + it.b * p.out_stride[0] + i * p.out_stride[1] + it.h * p.out_stride[3];
-  const unsigned short *gate =
-      p.gate ? (const unsigned short *)p.gate + it.b * p.gate_stride[0] + i * p.gate_stride[1] + it.h * p.gate_stride[3] : nullptr;
-  write_row(p, out, gate, query, reciprocal(sum0), o, 0, quad);
-  write_row(p, out, gate, query + 8, reciprocal(sum1), o, 2, quad);
+  u32 w[8];
+  pack_rows(p, it, i, query, quad, o, reciprocal(sum0), reciprocal(sum1), w);
+  const u32 row = (u32)(lane & 15); // of the four 8 x 8 matrices: rows 0..7, 8..15, twice
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const u32 address = place + row * 64 + ((((u32)(2 * half + (lane >> 4))) ^ ((row >> 1) & 3)) << 4);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w[4 * half]),
+                 "r"(w[4 * half + 1]), "r"(w[4 * half + 2]), "r"(w[4 * half + 3])
+                 : "memory");
+  }
+  const bool low = sum0 > 0x1p-100f && sum0 < 0x1p120f, high = sum1 > 0x1p-100f && sum1 < 0x1p120f;
+  const bool bad = __any_sync(0xffffffffu, (query < p.queries && !low) || (query + 8 < p.queries && !high));
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (lane == 0) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+                     (u64)&p.out),
+                 "r"(place), "r"(0), "r"((it.query_tile + tile) * kTile + 16 * warp), "r"(it.h), "r"(i), "r"(it.b)
+                 : "memory");
+    p.flags[4 * (((i64)(it.b * p.heads + it.h) * p.rows + i) * p.query_tiles + it.query_tile + tile) + warp] = bad;
+  }
   if (p.lse && quad == 0) {
     float *lse = p.lse + it.b * p.lse_stride[0] + i * p.lse_stride[1] + it.h * p.lse_stride[2];
     if (query < p.queries) lse[query * p.lse_stride[3]] = log2_fast(sum0) * kLn2;
     if (query + 8 < p.queries) lse[(query + 8) * p.lse_stride[3]] = log2_fast(sum1) * kLn2;
   }
-  const bool low = sum0 > 0x1p-100f && sum0 < 0x1p120f, high = sum1 > 0x1p-100f && sum1 < 0x1p120f;
-  const bool bad = __any_sync(0xffffffffu, (query < p.queries && !low) || (query + 8 < p.queries && !high));
-  if (lane == 0)
-    p.flags[4 * (((i64)(it.b * p.heads + it.h) * p.rows + i) * p.query_tiles + it.query_tile + tile) + warp] = bad;
 }
 
 // This warp is through with a stage, in both blocks: each of them writes into both.
@@ -455,14 +491,17 @@ __device__ __forceinline__ void stash(u32 shared, int group, int warp, u32 items
 }
 __device__ __forceinline__ u32 fetch(u32 shared, int group, int warp) {
   u32 items;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(items) : "r"(shared + kStash + (u32)(16 * group + 4 * warp)) : "memory");
+  asm volatile("ld.shared.u32 %0, [%1];"
+               : "=r"(items)
+               : "r"(shared + kStash + (u32)(16 * group + 4 * warp))
+               : "memory");
   return __shfl_sync(0xffffffffu, items, 0); // one value a warp: descriptors live in uniform registers
 }
 
 // The part of an item that a warpgroup has: kTiles query tiles from `first` of the block's row `side`.
 template <int kTiles>
-__device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared, const Barriers &bars, Stage &stage, u32 items,
-                                          u32 rank, int first, int group, int warp, int lane) {
+__device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared, const Barriers &bars, Stage &stage,
+                                          u32 items, u32 rank, int first, int group, int warp, int lane) {
   const int side = group >> 1;
   float o[kTiles][16];
   const u32 place = shared + (u32)((32 * warp + lane) * 16);
@@ -474,12 +513,17 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     write_sums(place + (u32)(kSums + group * 2048 + t * 8), none);
   }
   const u32 ones = low_word(shared + kOnes, kZeros - kOnes);
-  const u32 rows = low_word(shared + kQ + (items & 1) * kQBytes + (u32)((side * OC__NATIVE_QUERY_TILES + first) * 4096), 16);
+  const u32 rows = low_word(
+      shared + kQ + (items & 1) * kQBytes + (u32)((side * OC__NATIVE_QUERY_TILES + first) * 4096), 16);
 #pragma unroll 1
   for (int step = 0; step < p.key_tiles; step++) {
     const u32 base = stage.at() * kStage, row_at = base + (u32)(kKv + side * 2 * kStageKv);
     const u32 mask_at = base + (u32)(kMask + side * kColumns);
+#if OC_MUTANT == 1 // swapped operand
+    const u32 values = low_word(shared + row_at, 16), keys = low_word(shared + row_at + kStageKv, 16);
+#else
     const u32 keys = low_word(shared + row_at, 16), values = low_word(shared + row_at + kStageKv, 16);
+#endif
     const u32 mask = low_word(shared + mask_at, kZeros - mask_at);
     barrier_wait(bars.full + 8 * stage.at(), stage.parity());
 #pragma unroll
@@ -499,29 +543,34 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     stage.next(OC__NATIVE_STAGES);
   }
   items = fetch(shared, group, warp);
-  if (lane == 0) barrier_arrive(bars.q_empty + 8 * (items & 1));
-  const Item it = item_at(p, first_item() + items * item_step(), rank);
+  const Item it = read_item(shared + kItems + 32 * (items & 1));
   const int tile = it.tiles > 2 ? 2 * (group & 1) : group & 1;
+  const u32 queries =
+      shared + kQ + (items & 1) * kQBytes + (u32)((side * OC__NATIVE_QUERY_TILES + tile) * 4096 + warp * 1024);
 #pragma unroll
   for (int t = 0; t < kTiles; t++) {
     float sum[2];
     read_sums(place + (u32)(kSums + group * 2048 + t * 8), sum);
-    write_tile(p, it, it.row + side, tile + t, o[t], sum, warp, lane);
+    write_tile(p, it, it.row + side, tile + t, queries + (u32)(t * 4096), o[t], sum, warp, lane);
+  }
+  if (lane == 0) { // the buffer is free when the copies have read it
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+    barrier_arrive(bars.q_empty + 8 * (items & 1));
   }
 }
 
-__device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank, int group,
-                                        int warp, int lane) {
+__device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank,
+                                        int group, int warp, int lane) {
   const int side = group >> 1;
   Stage stage(0);
   u32 items = 0; // that this block has behind it
 #pragma unroll 1
   while (first_item() + items * item_step() < (u32)p.items) {
-    const Item it = item_at(p, first_item() + items * item_step(), rank);
+    barrier_wait(bars.q_ready + 8 * (items & 1), items >> 1 & 1);
+    const Item it = read_item(shared + kItems + 32 * (items & 1));
     const int first = it.tiles > 2 ? 2 * (group & 1) : group & 1;
     const int tiles = it.row + side >= p.rows ? 0 : it.tiles > 2 ? min(2, it.tiles - first) : it.tiles > first;
     stash(shared, group, warp, items);
-    barrier_wait(bars.q_ready + 8 * (items & 1), items >> 1 & 1);
     if (tiles == 2) {
       walk_item<2>(p, shared, bars, stage, items, rank, first, group, warp, lane);
     } else if (tiles == 1) {
@@ -576,6 +625,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(OC__NATIV
   if (warp < 16) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
     consume(p, shared, bars, rank, warp >> 2, warp & 3, lane_index());
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); // the copies are of this block's shared memory
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (warp == 16 && lane_index() == 0) produce(p, shared, bars, rank);
@@ -629,10 +679,19 @@ extern "C" __global__ void __launch_bounds__(OC__NATIVE_PACK_THREADS)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         x[i] = 0.0f;
+#if OC_MUTANT == 2 // shifted index
+        const int column = min(key + 8 * i + 1, p.keys - 1);
+#else
+        const int column = key + 8 * i;
+#endif
+#if OC_MUTANT == 3 // dropped tail
+        if (key + 8 * i >= p.keys - 1)
+#else
         if (key + 8 * i >= p.keys)
+#endif
           x[i] = -3.38e38f;
         else if (p.bias && query < p.queries)
-          x[i] = without_infinity(bias_at(p, base + query * p.stride[2] + (key + 8 * i) * p.stride[3]) * kLog2e);
+          x[i] = without_infinity(bias_at(p, base + query * p.stride[2] + column * p.stride[3]) * kLog2e);
       }
       w[j] = pack_pair(x[0], x[1]);
     }

@@ -5,40 +5,37 @@
 
 /* A block of the packed bias: 64 queries x 64 keys, 16 bits a value, in the order in which the threads of a warpgroup
  * hold the scores. Blocks are ordered [b][h][query tile][key tile]. Thread t = 32 w + l of the warpgroup and vector
- * v = 0..3 own the 16 bytes at (128 v + t) * 16, four words. Word j is of query 16 w + l / 4 + 8 (j / 2) and of the keys
- * k = 16 v + 2 (l % 4) + j % 2 and k + 8. A value is bias * log2(e). That of k + 8 is a bf16 in the low half. The whole
- * word, read as an f32, is that of k: the low half is the end of its mantissa. -inf, and keys past the end, are -3.38e38.
- */
+ * v = 0..3 own the 16 bytes at (128 v + t) * 16, four words. Word j is of query 16 w + l / 4 + 8 (j / 2) and of the
+ * keys k = 16 v + 2 (l % 4) + j % 2 and k + 8. A value is bias * log2(e). That of k + 8 is a bf16 in the low half. The
+ * whole word, read as an f32, is that of k: the low half is the end of its mantissa. -inf, and keys past the end, are
+ * -3.38e38. */
 enum {
   OC__NATIVE_TILE = 64,
   OC__NATIVE_BLOCK_BYTES = 8192,
-  OC__NATIVE_DEPTH = 32,        /* the head width it is made for */
-  OC__NATIVE_THREADS = 640,     /* 4 warpgroups that compute; one of which a warp loads and two put the mask in */
-  OC__NATIVE_ROWS = 2,          /* rows i of a block; a cluster of two blocks takes four that share the bias */
-  OC__NATIVE_QUERY_TILES = 4,   /* query tiles of an item */
-  OC__NATIVE_STAGES = 3,        /* of 64 keys */
-  OC__NATIVE_SHARED_BYTES = 229888, /* native.cu checks that it is enough */
+  OC__NATIVE_DEPTH = 32,            /* the head width it is made for */
+  OC__NATIVE_THREADS = 640,         /* 4 warpgroups that compute; of the fifth one warp loads, one scales q, two mask */
+  OC__NATIVE_ROWS = 2,              /* rows i of a block; a cluster of two blocks takes four that share the bias */
+  OC__NATIVE_QUERY_TILES = 4,       /* query tiles of an item */
+  OC__NATIVE_STAGES = 3,            /* of 64 keys */
+  OC__NATIVE_SHARED_BYTES = 230144, /* native.cu checks that it is enough */
   OC__NATIVE_PACK_THREADS = 256
 };
 
 typedef struct oc__native_map { /* a CUtensorMap */
   unsigned long long words[16];
-}
-__attribute__((aligned(64))) oc__native_map;
+} __attribute__((aligned(64))) oc__native_map;
 
 typedef struct oc__native_params {
-  oc__native_map q, k, v; /* axes d, n, h, i, b; box 32 x 64 */
-  const void *bias;     /* packed */
-  const void *mask;     /* NULL: none */
-  const void *gate;     /* NULL: none; dtype and alignment of out */
-  void *out;
-  float *lse;           /* NULL: none */
-  unsigned char *flags; /* [b][h][i][query tile][warp]: 1 where the result is to be computed again */
-  long long mask_stride[3];     /* b, i, k; elements */
-  long long gate_stride[4];     /* b, i, n, h; elements, multiples of 8 */
-  long long out_stride[4];
-  long long lse_stride[4];      /* b, i, h, n */
-  long long items;              /* batches x heads x row groups x query groups */
+  oc__native_map q, k, v, out; /* axes d, n, h, i, b; boxes of 64 tokens, of 16 for out */
+  const void *bias;            /* packed */
+  const void *mask;            /* NULL: none */
+  const void *gate;            /* NULL: none; last stride 1, 4-byte aligned rows */
+  float *lse;                  /* NULL: none */
+  unsigned char *flags;        /* [b][h][i][query tile][warp]: 1 where the result is to be computed again */
+  long long mask_stride[3];    /* b, i, k; elements */
+  long long gate_stride[4];    /* b, i, n, h; elements, multiples of 8 */
+  long long lse_stride[4];     /* b, i, h, n */
+  long long items;             /* batches x heads x row groups x query groups */
   int rows, queries, keys, heads;
   int row_groups, query_groups, query_tiles, key_tiles;
   int mask_dtype, mask_kind; /* oc_dtype, oc_mask_kind */
@@ -58,8 +55,8 @@ typedef struct oc__native_pack_params {
 #ifndef __CUDACC__
 #include "triattn/triattn.h"
 
-/* The core on bf16 operands of width 32. `packed_bias`: made by the caller, or NULL: made here from call->bias. gate may
- * be out itself. Tiles whose logits leave the fast range are computed again by the general member in the same call. */
+/* The core on bf16 operands of width 32. `packed_bias`: made by the caller, or NULL: made here from call->bias. gate
+ * may be out itself. Tiles whose logits leave the fast range are computed again by the general member in this call. */
 oc_status oc__triattn_native_core(const oc_triattn *call, const void *packed_bias, void *workspace,
                                   size_t workspace_bytes, const oc_exec *exec, oc_err *err);
 size_t oc__triattn_native_core_bytes(const oc_triattn *call, int has_packed_bias);
