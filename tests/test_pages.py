@@ -2,6 +2,7 @@
 """Every command in a README or guide is known here and runs in a test; links lead somewhere; generated tables are current."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ HERE = {
     "ESMFOLD_OPT=fast python examples/fold.py ubiquitin.fasta",
     "python -m opt_core run -- python your_script.py",
 }
+# Commands for a machine with a GPU; on others they say that they are skipped, which is what is tested.
+GPU = ("make test-gpu", "make sanitize-gpu", "make bench DEVICE=cuda FAMILY=triattn")
 
 
 def commands():
@@ -40,7 +43,7 @@ def commands():
 def test_every_command_is_known():
     found = list(commands())
     assert len(found) >= 8
-    unknown = [f"{page.relative_to(ROOT)}: {line}" for page, line in found if line not in HERE and line not in ELSEWHERE and not line.startswith(("opt_core ", "python -m opt_core "))]
+    unknown = [f"{page.relative_to(ROOT)}: {line}" for page, line in found if line not in {*HERE, *ELSEWHERE, *GPU} and not line.startswith(("opt_core ", "python -m opt_core "))]
     assert unknown == []
     for place in ELSEWHERE.values():
         assert (ROOT / place).exists(), place
@@ -63,6 +66,22 @@ def test_the_run_command(tmp_path):
     (tmp_path / "your_script.py").write_text("import sys\nprint('ran', len(sys.argv))\n")
     done = subprocess.run("python -m opt_core run -- python your_script.py", shell=True, cwd=tmp_path, env=clean(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "ran 1\n"), done.stderr
+
+
+@pytest.mark.parametrize("command", GPU)
+def test_the_gpu_commands_say_what_they_skip(command):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("a GPU may be here; the command itself is the test")
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=clean(), capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped: no NVIDIA GPU" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_code_of_the_torch_page():
+    """In order, as one program. What is for CUDA runs where a GPU is."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/torch.md").read_text(), re.S)
+    assert len(blocks) == 6
+    done = subprocess.run([sys.executable, "-c", "".join(blocks)], env=clean(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -21,10 +21,16 @@ def span(bounds) -> str:
     return f"{low}..{high - 1}"
 
 
+def needs(member) -> str:
+    """The processor's instructions, or the GPU's compute capability: a binary for 9.0 runs there only, one for 8.0 on each 8.x."""
+    device = member["device"]
+    return member["isa"] if device == "cpu" else "compute capability " + {"sm_80": "8.x", "sm_90a": "9.0"}[device]
+
+
 def members_table(family: str) -> list[str]:
     lines = ["| row | member | device | needs | promises |", "|---|---|---|---|---|"]
     for m in _core.members(family):
-        lines.append(f"| `{m['row']}` | `{m['name']}` | {m['device']} | {m['isa']} | {', '.join(m['flags']) or '-'} |")
+        lines.append(f"| `{m['row']}` | `{m['name']}` | {m['device']} | {needs(m)} | {', '.join(m['flags']) or '-'} |")
     return lines
 
 

@@ -67,9 +67,16 @@ static json_t *cpu_value(report *r, oc_isa *isa) {
                    cpu->has_avx512_bf16, "amx_bf16", cpu->has_amx_bf16);
 }
 
-static json_t *cuda_value(oc_err *err) {
+/* Device 0, for which members are asked: its sm, or why there is none. */
+typedef struct cuda_here {
+  oc_err err;
+  int sm;
+} cuda_here;
+
+static json_t *cuda_value(cuda_here *cuda) {
   oc_cuda_device d;
-  if (oc_cuda_device_facts(0, &d, err) != OC_OK) return json_pack("{s:o}", "refusal", text_of(err));
+  if (oc_cuda_device_facts(0, &d, &cuda->err) != OC_OK) return json_pack("{s:o}", "refusal", text_of(&cuda->err));
+  cuda->sm = d.sm;
   return json_pack("{s:i, s:i, s:s, s:s, s:I}", "ordinal", d.ordinal, "sm", d.sm, "name", d.name, "uuid", d.uuid,
                    "memory_bytes", (json_int_t)d.memory_bytes);
 }
@@ -82,10 +89,13 @@ static json_t *host_value(void) {
 }
 
 /* Whether the member can run here, else the word that it refuses with. */
-static json_t *refusal_of(const oc_member *member, oc_isa isa, const oc_err *cuda) {
-  if (strcmp(member->device, "cpu") != 0) return cuda->status == OC_OK ? json_null() : text_of(cuda);
-  if (member->isa <= isa) return json_null();
+static json_t *refusal_of(const oc_member *member, oc_isa isa, const cuda_here *cuda) {
   oc_err err = {0};
+  if (strcmp(member->device, "cpu") != 0) {
+    if (cuda->err.status != OC_OK) return text_of(&cuda->err);
+    return oc_gate_arch(cuda->sm, member->device, &err) == OC_OK ? json_null() : text_of(&err);
+  }
+  if (member->isa <= isa) return json_null();
   OC_REFUSE(&err, ARCH, "%s!=%s", oc_isa_word(isa), oc_isa_word(member->isa));
   return text_of(&err);
 }
@@ -104,7 +114,7 @@ static json_t *flags_value(unsigned flags) {
   return words;
 }
 
-static json_t *members_value(oc_isa isa, const oc_err *cuda) {
+static json_t *members_value(oc_isa isa, const cuda_here *cuda) {
   json_t *list = json_array();
   for (int family = 0; family < OC_FAMILY_COUNT; family++) {
     int count = 0;
@@ -236,7 +246,7 @@ static void print_members(const json_t *members) {
   for (size_t i = 0; i < json_array_size(members); i++) {
     const json_t *member = json_array_get(members, i);
     const char *refusal = text_at(member, "refusal");
-    printf("%-12s %-14s %-10s %-16s %s%s%s\n", i ? "" : "members", text_at(member, "family"), text_at(member, "row"),
+    printf("%-12s %-14s %-14s %-16s %s%s%s\n", i ? "" : "members", text_at(member, "family"), text_at(member, "row"),
            text_at(member, "name"), cli_colour(stdout, *refusal ? "\033[33m" : "\033[32m"),
            *refusal ? refusal : "serves", cli_colour(stdout, "\033[0m"));
   }
@@ -291,7 +301,7 @@ static void print_page(const report *r) {
 int cli_doctor(int argc, char **argv) {
   int as_json = 0;
   oc_isa isa;
-  oc_err cuda = {0};
+  cuda_here cuda = {0};
   argp_parse(&cli_doctor_argp, argc, argv, 0, NULL, &as_json);
   report r = {.root = json_object(), .problems = json_array()};
   json_object_set_new(r.root, "schema", json_integer(1));

@@ -2,7 +2,8 @@
 """How the kit refuses and how its accounting fails closed, with the exit statuses of the specification."""
 import json
 
-from folding import fold, run_python
+import pytest
+from folding import ROOT, fold, run_python
 
 IMPORT = "import transformers.models.esm.modeling_esmfold"
 
@@ -50,6 +51,20 @@ def test_the_engine_keeps_its_own_status(tmp_path):
     assert run.status == 7
 
 
+@pytest.fixture
+def proven_here(tmp_path):
+    """An overlay in which every exact cell is one of this processor and stack. What these tests ask of an exact row is that it is bound and
+    steps aside, not its bits, and that must not depend on which processors somebody has proven it on."""
+    from opt_core import _core, torch_glue
+
+    tables = [json.loads(path.read_text()) for path in sorted((ROOT / "common/opt_core/opt_core/kernels").glob("*/*_CELLS.json"))]
+    for table in tables:
+        table["cells"] = [cell | {"device": f"cpu-{_core.cpu_isa()}", "stacks": [torch_glue.stack()]} for cell in table["cells"] if cell["tier"] == "exact"]
+    overlay = tmp_path / "cells.json"
+    overlay.write_text(json.dumps({"tables": [table for table in tables if table["cells"]]}))
+    return str(overlay)
+
+
 # A block by itself never calls the trunk, and some programs call a part of a block only: what they do not call is switched off.
 NO_TRUNK = "allocator"
 NO_BLOCK = "allocator,dropout"
@@ -66,14 +81,10 @@ s, z, mask = torch.randn(1, N, 1024), torch.randn(1, N, N, 128), torch.ones(1, N
 """
 
 
-def test_gradients_stay_with_the_stock_op_and_are_counted(tmp_path):
+def test_gradients_stay_with_the_stock_op_and_are_counted(tmp_path, proven_here):
     program = BLOCK + "out = block(s, z, mask=mask)[1]\nout.sum().backward()\nassert block.mlp_pair.mlp[1].weight.grad is not None\n"
     run = run_python(["-c", program + "with torch.no_grad(): block(s, z, mask=mask)\n", 178], tmp_path, ESMFOLD_OPT="exact",
-                     MODEL_OPT_LEVERS_OFF=NO_TRUNK)
-    rows = [lever for lever in run.manifest["levers"] if lever["name"] not in ("allocator", "dropout")]
-    if not any(lever["state"] == "served" for lever in rows):
-        assert all(lever["reason"].startswith(("proof", "uncovered_cell")) for lever in rows)
-        return
+                     MODEL_OPT_LEVERS_OFF=NO_TRUNK, OPT_CORE_CELLS=proven_here)
     assert run.status == 0, run.stderr
     assert "NAMED_FALLBACK:transition:" in run.stderr and ":grad" in run.stderr.replace("%3A", ":")
 
@@ -164,28 +175,16 @@ print(json.dumps(result))
 """
 
 
-def exact_levers(run):
-    """Levers with exact rows on this processor; the others refused at bind, and there is nothing to see of them."""
-    return {lever["name"] for lever in run.manifest["levers"] if lever["state"] != "refused" or lever["counts"]["calls"]}
-
-
-LEVER_OF = {"hook": "trimul", "low rank": "trimul", "parametrization": "triattn", "container": "triattn", "own forward": "transition",
-            "another layer": "transition", "one more layer": "transition"}
-
-
-def test_a_changed_submodule_is_not_read_past(tmp_path):
+def test_a_changed_submodule_is_not_read_past(tmp_path, proven_here):
     """The stock result of the changed engine comes out, and the record says why."""
-    run = run_python(["-c", SERVING + CHANGES], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK + ",ln")
+    run = run_python(["-c", SERVING + CHANGES], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK + ",ln", OPT_CORE_CELLS=proven_here)
     assert run.status == 0, run.stderr
-    result, have = json.loads(run.stdout), exact_levers(run)
-    assert result.keys() == LEVER_OF.keys()
+    result = json.loads(run.stdout)
+    assert len(result) == 7
     for name, (plain, changed) in result.items():
-        if LEVER_OF[name] in have:
-            assert (plain, changed) == ([1, 0], [True, 1, 1]), name
-    assert have or not run.manifest["levers"][0]["counts"]["calls"]
-    if "trimul" in have:
-        text = run.stderr.replace("%20", " ")
-        assert "linear_z: hooks round its forward" in text and "linear_z: LowRank, not EsmFoldLinear" in text
+        assert (plain, changed) == ([1, 0], [True, 1, 1]), name
+    text = run.stderr.replace("%20", " ")
+    assert "linear_z: hooks round its forward" in text and "linear_z: LowRank, not EsmFoldLinear" in text
 
 
 def test_a_changed_submodule_ends_a_required_run(tmp_path):
@@ -195,19 +194,17 @@ def test_a_changed_submodule_ends_a_required_run(tmp_path):
     assert any("NOT ACTIVE: triattn: dialect:EsmFoldTriangleAttention.layer_norm: hooks round" in line for line in run.lines), run.stderr
 
 
-def test_what_the_stock_op_takes_and_the_row_does_not(tmp_path):
+def test_what_the_stock_op_takes_and_the_row_does_not(tmp_path, proven_here):
     """Unbatched input, a mask that broadcasts, autocast, and chunks where bits are promised: stock's own result."""
-    run = run_python(["-c", SERVING + REFUSED], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK)
+    run = run_python(["-c", SERVING + REFUSED], tmp_path, ESMFOLD_OPT="exact", MODEL_OPT_LEVERS_OFF=NO_BLOCK, OPT_CORE_CELLS=proven_here)
     assert run.status == 0, run.stderr
-    result, have = json.loads(run.stdout), exact_levers(run)
+    result = json.loads(run.stdout)
     assert len(result) == 5
-    for name, (same, calls, fallbacks) in result.items():
-        lever = "trimul" if "trimul" in name or name == "autocast" else "triattn"
-        if lever in have:
-            assert (same, calls, fallbacks) == (True, 1, 1), name
+    for name, counted in result.items():
+        assert counted == [True, 1, 1], name
     text = run.stderr.replace("%20", " ")
-    for lever, what in (("trimul", "dtype:autocast cpu bfloat16"), ("trimul", "shape:rank 3"), ("triattn", "dialect:chunk_size")):
-        assert lever not in have or what in text, run.stderr
+    for what in ("dtype:autocast cpu bfloat16", "shape:rank 3", "dialect:chunk_size"):
+        assert what in text, run.stderr
 
 
 def test_chunks_are_served_under_fast(tmp_path):

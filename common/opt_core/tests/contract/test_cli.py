@@ -256,6 +256,19 @@ def test_doctor_names_the_word_of_members_that_refuse(cli):
         assert member["refusal"] == f"arch:generic!={member['isa']}"
 
 
+def test_doctor_asks_cuda_members_for_the_architecture(cli, tmp_path):
+    """Device 0 of the C tests' driver is an sm_90; without a driver the members say that there is none."""
+    source = CORE / "tests/unit/fake_cuda.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", "-o", "libcuda.so.1", str(source)], cwd=tmp_path, check=True)
+    facts = json.loads(cli("doctor", "--json", env={"LD_LIBRARY_PATH": str(tmp_path)}).stdout)
+    assert facts["cuda"]["sm"] == 90
+    said = {(member["device"], member["refusal"]) for member in facts["members"] if member["device"] != "cpu"}
+    assert said == {("sm_90a", None), ("sm_80", "arch:sm_90!=sm_80")}
+    (tmp_path / "libcuda.so.1").write_text("not a library")  # hides a real driver of the machine
+    facts = json.loads(cli("doctor", "--json", env={"LD_LIBRARY_PATH": str(tmp_path)}).stdout)
+    assert {member["refusal"] for member in facts["members"] if member["device"] != "cpu"} == {"no_device:libcuda"}
+
+
 def test_doctor_names_every_unknown_variable(cli):
     done = cli("doctor", "--json", env={"OPT_CORE_MANIFST": "x", "OPT_CORE_ISA": "sse9", "OPT_CORE_AUTOLOAD": "1"})
     problems = json.loads(done.stdout)["problems"]

@@ -13,7 +13,8 @@ rerun       same bits again, at other addresses, on another stream, on a busy de
 invariance  rows i alone, in chunks or backwards, and a batch alone: the bits of the whole call, where the row promises it
 bound       error against float64 at most 1.5 times the stock form's in the same dtype
 
-A row may refuse a case by name where `Case.must` says so; the tally counts what ran and what was refused.
+A row may refuse a case by name where `must_serve` says so; the tally counts what ran and what was refused, and apart from that
+what is outside the class of calls that a row is made for.
 """
 from __future__ import annotations
 
@@ -92,9 +93,26 @@ class Case:
 
     @property
     def must(self):
-        """True where every row has to serve; elsewhere it may refuse by name."""
+        """True where a general row has to serve; elsewhere it may refuse by name."""
         return (self.layout in ("plain", "heads", "ending", "packed") and self.out in ("plain", "ending")
                 and self.bias_how in ("plain", "swapped", "shared") and self.d in DEPTHS)
+
+
+# Rows made for one class of calls: whether a case is of that class. They refuse the others by a word of MAY_REFUSE.
+NARROW = {
+    "cuda_sm90a": lambda case: case.dtype == "bf16" and case.d == 32 and (
+        case.mask in ("none", "zero") or case.mask == "subtract" and case.value >= 1e4 or case.mask == "fill" and case.value <= -1e8),
+}
+
+
+def is_outside(case, row: str) -> bool:
+    """Whether the row is made for other calls than this one."""
+    return isinstance(case, Case) and row in NARROW and not NARROW[row](case)
+
+
+def must_serve(case, row: str) -> bool:
+    """Whether the row has to serve the case; elsewhere it may refuse by name."""
+    return case.must and not is_outside(case, row)
 
 
 def parse(kind, text: str):
@@ -417,11 +435,27 @@ class Tally:
     def __init__(self):
         self.ran = 0
         self.refused = collections.Counter()
+        self.outside = collections.Counter()  # refused, and the row is made for other calls
         self.ratios = []
 
+    @property
+    def count(self):
+        return self.ran + sum(self.refused.values()) + sum(self.outside.values())
+
+    def refuse(self, case, row: str, word: str) -> None:
+        (self.outside if is_outside(case, row) else self.refused)[word] += 1
+
+    def add(self, other: Tally) -> None:
+        self.refused.update(other.refused)
+        self.outside.update(other.outside)
+
     def __str__(self):
-        said = ", ".join(f"{count} {word}" for word, count in self.refused.items())
-        return f"{self.ran} cases ran, {sum(self.refused.values())} refused{' (' + said + ')' if said else ''}"
+        told = f"{self.ran} cases ran"
+        for words, what in ((self.refused, "refused"), (self.outside, "outside the row's class")):
+            said = ", ".join(f"{count} {word}" for word, count in words.items())
+            if said or words is self.refused:
+                told += f", {sum(words.values())} {what}{' (' + said + ')' if said else ''}"
+        return told
 
 
 def reproduce(rung: str, case, row: str, device: str) -> str:
@@ -430,6 +464,12 @@ def reproduce(rung: str, case, row: str, device: str) -> str:
 
 def fail(rung, case, row, device, what):
     raise Red(f"{rung}, {row}: {what}\n  {reproduce(rung, case, row, device)}")
+
+
+def judge_refusal(rung, case, row: str, device: str, refusal: Refused) -> None:
+    """Red unless the row may refuse this case, and by this word."""
+    if must_serve(case, row) or refusal.word not in MAY_REFUSE:
+        fail(rung, case, row, device, f"refused {refusal.word}: {refusal.detail}")
 
 
 def outputs(case: Case, device: str):
@@ -445,11 +485,10 @@ def run_guarded(rung: str, case: Case, row: str, device: str, tally: Tally, a: A
     try:
         serve(case, a, row, out.view, lse.view if lse else None)
     except Refused as refusal:
-        if case.must or refusal.word not in MAY_REFUSE:
-            fail(rung, case, row, device, f"refused {refusal.word}: {refusal.detail}")
+        judge_refusal(rung, case, row, device, refusal)
         if not out.untouched() or (lse and not lse.untouched()):
             fail(rung, case, row, device, f"refused {refusal.word}: {refusal.detail}, but an output was written")
-        tally.refused[refusal.word] += 1
+        tally.refuse(case, row, refusal.word)
         return None
     for guarded, name in ((out, "out"), (lse, "lse")):
         said = guarded and guarded.check(name)
@@ -522,7 +561,12 @@ def rerun(case: Case, row: str, device: str, tally: Tally, times: int = 1000) ->
     is_cuda = device != "cpu"
     out, lse = outputs(case, device)
     lse_of = (lambda x: x.view) if lse else (lambda x: None)
-    serve(case, a, row, out.view, lse_of(lse))
+    try:
+        serve(case, a, row, out.view, lse_of(lse))
+    except Refused as refusal:
+        judge_refusal("rerun", case, row, device, refusal)
+        tally.refuse(case, row, refusal.word)
+        return
     want, want_lse = out.view.clone(), lse.view.clone() if lse else None
     moved = make(case, device)  # the same values elsewhere
     sets = [(x, *outputs(case, device)) for x in (a, moved, a, moved)]
@@ -863,12 +907,11 @@ def module_bound(case: ModuleCase, row: str, device: str, tally: Tally) -> None:
     try:
         triattn_module(**given, row=row, out=y, **({"tf32": True} if case.tf32 else {}))
     except Refused as refusal:
-        if case.must or refusal.word not in MAY_REFUSE:
-            fail("module_bound", case, row, device, f"refused {refusal.word}: {refusal.detail}")
+        judge_refusal("module_bound", case, row, device, refusal)
         kept = guarded.untouched() if case.into == "new" else torch.equal(y, a[case.into])
         if not kept:
             fail("module_bound", case, row, device, f"refused {refusal.word}: {refusal.detail}, but the output was written")
-        tally.refused[refusal.word] += 1
+        tally.refuse(case, row, refusal.word)
         return
     tally.ran += 1
     said = guarded.check("y") or check_bound(y[:, rows], want, plain, dtype, "y")
@@ -884,9 +927,8 @@ def module_rerun(case: ModuleCase, row: str, device: str, tally: Tally, times: i
     try:
         want = triattn_module(**a, row=row, **extra)[0].clone()
     except Refused as refusal:
-        if case.must or refusal.word not in MAY_REFUSE:
-            fail("module_rerun", case, row, device, f"refused {refusal.word}: {refusal.detail}")
-        tally.refused[refusal.word] += 1
+        judge_refusal("module_rerun", case, row, device, refusal)
+        tally.refuse(case, row, refusal.word)
         return
     differs = torch.zeros((), dtype=torch.bool, device=device)
     side = torch.cuda.Stream() if device != "cpu" else None

@@ -30,22 +30,23 @@ OPERANDS = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32,
 LIMITS = {"bf16": 6e-3, "f16": 8e-4, "tf32": 1.2e-3, "f32": 1e-6}
 LSE_LIMITS = {"bf16": 1e-5, "f16": 1e-5, "tf32": 1e-3, "f32": 1e-6}
 PACKED = 7
-VEC_KV, PAIR_Q, PAIR_GATE, PAIR_OUT, PAIR_BIAS = 1, 2, 4, 8, 16
+VEC_KV, PAIR_Q, PAIR_GATE, PAIR_OUT, PAIR_BIAS, QUAD_BIAS = 1, 2, 4, 8, 16, 32
 
 # ---- mma.h -----------------------------------------------------------------------------------------------------------
 
 # operands -> wide -> (rows, warps, keys)
 NARROW = {16: (2, 8, 32), 32: (2, 8, 32), 64: (1, 8, 32), 128: (1, 4, 64)}
 ENTRIES = {"bf16": NARROW, "f16": NARROW,
-           "tf32": {16: (1, 8, 32), 32: (1, 8, 32), 64: (1, 4, 32), 128: (1, 4, 32)},
-           "f32": {16: (1, 4, 32), 32: (1, 4, 32), 64: (1, 4, 32), 128: (1, 4, 32)}}
+           "tf32": {16: (2, 8, 32), 32: (2, 8, 32), 64: (1, 4, 32), 128: (1, 4, 32)},
+           "f32": {16: (2, 4, 32), 32: (2, 4, 32), 64: (1, 4, 32), 128: (1, 4, 32)}}
 FIXUP = (1, 4, 32)
 
 
 def shared_bytes(operands, wide, rows, warps, keys):
     size = OPERANDS[operands].itemsize
-    parts = 2 if operands == "f32" and wide <= 64 else 1 if size == 4 and wide == 128 else 0
-    return 2 * 2 * rows * keys * (wide * size + 16) + parts * 16 * warps * wide * 4 + 32 + rows * 256
+    parts = 2 if operands == "f32" and wide <= 64 else 1 if size == 4 and wide != 64 else 0
+    sums = 256 * rows * warps if operands == "f32" and rows > 1 else 0
+    return 2 * 2 * rows * keys * (wide * size + 16) + parts * rows * 16 * warps * wide * 4 + 32 + rows * 256 + sums
 
 
 def packed(bias):
@@ -138,6 +139,7 @@ class Call:
             p.paths |= bit if depth % 2 == 0 and moves(c[name], 2 * size) else 0
         if c["bias"] is not None and moves(c["bias"], 2 * c["bias"].element_size()):
             p.paths |= PAIR_BIAS
+            p.paths |= QUAD_BIAS if c["bias"].dtype == torch.float32 and moves(c["bias"], 16) else 0
         shared = shared_bytes(operands, wide, rows, warps, keys)
         blocks = math.ceil(p.queries / (16 * warps)) * math.ceil(p.rows / rows) * p.heads * p.batches
         symbol = f"triattn_mma_{operands}_d{wide}"
@@ -342,8 +344,8 @@ def check_fixup(kernels, report):
         torch.cuda.synchronize()
         o, lse = reference(c)
         on = flags.any(-1).repeat_interleave(64, -1)[..., :nq].transpose(1, 2)  # b, i, h, q
-        o = torch.where(on.transpose(2, 3)[..., None], o, before.double())
-        lse_error = distance(c["lse"], torch.where(on, lse, before_lse.double()))
+        o = torch.where(on.bool().transpose(2, 3)[..., None], o, before.double())
+        lse_error = distance(c["lse"], torch.where(on.bool(), lse, before_lse.double()))
         # the packed bias has a bf16's digits
         report.judge(f"fixup {KINDS[kind]} nq{nq} nk{nk} share {share} {form}", "bf16", distance(c["out"], o),
                      lse_error if form == "view" else lse_error / 1000)

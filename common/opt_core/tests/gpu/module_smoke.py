@@ -87,12 +87,16 @@ def groups_of(channels):
     return 2 if channels == 256 else 4
 
 
+def stages_of(c):
+    return threads_of(c) // 32 * 3 * 2048
+
+
 def prologue_shared(c):
-    return groups_of(c) * (c // 64) * 16384 + c // 64 * 1024 + c * 8 + groups_of(c) * 512 + 32 + 1024
+    return groups_of(c) * (c // 64) * 16384 + c // 64 * 1024 + c * 8 + groups_of(c) * 512 + 32 + stages_of(c) + 1024
 
 
 def epilogue_shared(c):
-    return (c // 256 * 2 + 2) * 16384 + c * 4 + 1024
+    return (c // 256 * 2 + 2) * 16384 + c * 4 + stages_of(c) + 1024
 
 
 # ---- driver ----------------------------------------------------------------------------------------------------------
@@ -190,8 +194,9 @@ def unpack(pair, batch, n):
     """The packed bias as [B, H, 64 QT, 64 KT]."""
     tiles = -(-n // 64)
     words = pair.view(torch.int32)
-    t = torch.stack((words & -0x10000, words << 16), -1).view(torch.float32)  # of key, of key + 8; without its neighbour
-    t = t.view(batch, HEADS, tiles, tiles, 4, 4, 8, 4, 2, 2, 2)  # q tile, k tile, vector, warp, l / 4, l % 4, r, k, key + 8
+    t = torch.stack((words & -0x10000, words << 16), -1).view(torch.float32)  # of k, without what follows; of k + 8
+    # q tile, k tile, vector, warp, l / 4, l % 4, r, k, k + 8
+    t = t.view(batch, HEADS, tiles, tiles, 4, 4, 8, 4, 2, 2, 2)
     return t.permute(0, 1, 2, 5, 8, 6, 3, 4, 10, 7, 9).reshape(batch, HEADS, tiles * 64, tiles * 64)
 
 
@@ -302,7 +307,7 @@ def check_large_mean(k):
 def check_epilogue(k, n, channels, dtype, pick):
     batch = 2 if n <= 130 else 1
     weight_dtype = pick.choice([torch.bfloat16, torch.float32, torch.float16])
-    residual_dtype = pick.choice([None, torch.float32, torch.bfloat16, torch.float16])
+    residual_dtype = pick.choice([None] + [d for d in DTYPES if d.itemsize == dtype.itemsize])
     strided, ending, biased, in_place = (pick.random() < share for share in (0.2, 0.5, 0.5, 0.3))
     in_place = in_place and residual_dtype is not None
     if in_place:

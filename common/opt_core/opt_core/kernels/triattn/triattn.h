@@ -7,13 +7,18 @@
  * shapes     q, k, v, gate, out [B, I, N, H, D] (q, gate and out may have Nq queries, k and v Nk keys);
  *            bias [B, H, Nq, Nk] or absent; mask [B, I, Nk] or absent; lse [B, I, H, Nq] or absent. The ending node and
  *            either orientation of the bias are strides of the views.
- *            D from 1 to 256
+ *            D from 1 to 256; CUDA members 1 to 128
  * types      q, k, v, gate, out F32, BF16 or F16 (one dtype); bias F32, BF16 or F16; lse F32; logits, softmax and
- *            sums f32. The reference also takes F64 everywhere and then computes in double
+ *            sums f32. The reference also takes F64 everywhere and then computes in double. CUDA members round p to the
+ *            operands' dtype before its product with v (F32: to 21 bits, with tf32 to TF32). On BF16 of D = 32,
+ *            native_sm90a and cuda_sm90a also round scale * q and the bias, to 8 bits
  * ownership  out and lse must not overlap an input or each other (BAD_ARG)
- * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
- * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D), layout: (strides of an output that
- *            may lead two elements to one place); the module also dialect:
+ * threads    CPU members spread over exec.threads. CUDA members enqueue on exec.stream, wait for nothing and leave the
+ *            current context as it was. Bits depend on neither
+ * errors     BAD_ARG shapes, overlap, operands in two places or a bad workspace; REFUSED dtype:, shape: (D), layout:
+ *            (strides of an output that may lead two elements to one place), no_device: (a row of another device); CUDA
+ *            members also arch:, no_prebuilt:, digest:, driver:, capture: (opt_core/cuda.h); the row cuda_sm90a and the
+ *            module also dialect:
  * exactness  none. Nk = 0 gives zeros and lse = -inf. OC_MASK_ZERO acts after the bias; a key without weight still
  *            multiplies its value by 0, so a NaN there shows
  * source     Jumper et al. 2021 (AlphaFold 2), algorithms 13 and 14; Dao et al. 2022 (online softmax)
@@ -47,8 +52,11 @@ OC_API oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choic
  * (AlphaFold 3: on the exchanged views this restores the orientation of the unexchanged tensor).
  * to_q, to_k, to_v, to_gate [H*D, C]; to_bias [H, C]; out_proj [C, H*D]. scale multiplies q. mask [B, N, N] or absent.
  * x, y, residual and weights F32, BF16 or F16, each on its own; f32 inside, one rounding at the end. y may be x or the
- * residual itself (same view); any other overlap with an input is BAD_ARG. Scratch: H * N * N floats for the bias of
- * one batch, plus about 6 * N * max(C, H * D) floats a thread. */
+ * residual itself (same view); any other overlap with an input is BAD_ARG. Scratch of the CPU members: H * N * N floats
+ * for the bias of one batch, plus about 6 * N * max(C, H * D) floats a thread.
+ * The CUDA member (sm_90a) takes H = 4, D = 32 and C = 64, 128 or 256, with x BF16, or F32 where every weight is BF16:
+ * its products have bf16 operands and f32 sums. Scratch: four bf16 planes of B * N * N * 128, the bias in 16 bits, and
+ * four bytes for each 64 queries of a row and head. */
 typedef struct oc_triattn_module {
   oc_view x, y, mask, residual;
   oc_norm norm;

@@ -121,6 +121,7 @@ static int paths_of(const oc_triattn *call) {
     if (moves(&call->out, 2 * size)) paths |= OC__MMA_PAIR_OUT;
   }
   if (moves(&call->bias, 2 * bias_size)) paths |= OC__MMA_PAIR_BIAS;
+  if (call->bias.dtype == OC_F32 && moves(&call->bias, 16)) paths |= OC__MMA_QUAD_BIAS;
   return paths;
 }
 

@@ -105,6 +105,11 @@ INLINE float log2_of(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+INLINE float reciprocal(float x) { // within 1 ulp; 0 above 2^126
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 INLINE u32 pair_bf16(float low, float high) {
   u32 x;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
@@ -132,6 +137,9 @@ INLINE u32 to_tf32_here(float x) {
   asm volatile("add.u32 %0, %1, 0x1000;" : "=r"(y) : "r"(__float_as_uint(x)));
   return y;
 }
+// To TF32 in one instruction that keeps a NaN: up by .35 to .71 of a unit in TF32's last place, before the tensor cores
+// cut off; .5 on average over values without a scale. Exact for what is a TF32 number already.
+INLINE float near_tf32(float x) { return x * 1.000345f; }
 INLINE int thread_again() { // read again where it is used, not kept
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -224,7 +232,7 @@ INLINE float exp_full(float x) {
 
 INLINE float sigmoid(float x) {
   const float minus = x < -88.0f ? 88.0f : -x; // keeps a NaN
-  return 1.0f / (1.0f + exp_full(minus));
+  return reciprocal(1.0f + exp_full(minus));
 }
 
 // ---- one block's work -----------------------------------------------------------------------------------------------
@@ -241,6 +249,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
   // q in shared memory, each thread's own registers' worth; both of its parts where there is room.
   static const bool q_outside = OC__TRIATTN_MMA_Q_PARTS(OPERANDS, WIDE) > 0;
   static const bool keep_split = OC__TRIATTN_MMA_Q_PARTS(OPERANDS, WIDE) == 2;
+  static const bool sums_outside = OC__TRIATTN_MMA_SUMS(OPERANDS, ROWS, WARPS) > 0;
   static const bool late_bias = split && WIDE == 128; // no registers to hold it during the products
   static const int line = WIDE * bytes + 16;          // bytes of a row in shared memory
   static const int panel = KEYS * line;
@@ -255,7 +264,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
   const place at;
   const int lane, warp, t;
   u32 q[ROWS][q_outside ? 1 : steps][4];
-  float o[ROWS][outs][4], top[ROWS][2], sum[ROWS][2];
+  float o[ROWS][outs][4], top[ROWS][2], sum[sums_outside ? 1 : ROWS][2];
   float bias[tiles * 4];
   const char *bias_row[2];
 
@@ -266,6 +275,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
 
   // The place also lies in shared memory: where it is rarely needed it takes no registers in between.
   static const int place_at = OC__TRIATTN_MMA_PANELS(OPERANDS, WIDE, ROWS, WARPS, KEYS), bits_at = place_at + 32;
+  static const int sums_at = bits_at + ROWS * OC__TRIATTN_MMA_SPAN / 4;
 
   METHOD void note_place() const {
     const u32 to = shared_start() + place_at;
@@ -395,24 +405,25 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
         if (keep_split) {
           u32 low;
           part(one, x, low);
-          store32(own_q(n >> 1, 1) + 4 * (half + 2 * (n & 1)), low);
+          store32(own_q(r, n >> 1, 1) + 4 * (half + 2 * (n & 1)), low);
         }
         row += 4 * p.q_stride[4] * bytes;
       }
       if (q_outside)
-        store32(own_q(n >> 1, 0) + 4 * (half + 2 * (n & 1)), x);
+        store32(own_q(r, n >> 1, 0) + 4 * (half + 2 * (n & 1)), x);
       else
         q[r][q_outside ? 0 : n >> 1][half + 2 * (n & 1)] = x;
     }
   }
 
-  METHOD u32 own_q(int step, int low_part) const {
-    return shared_start() + 2 * stage + ((low_part * steps + step) * threads + threadIdx.x) * 16;
+  METHOD u32 own_q(int r, int step, int low_part) const {
+    return shared_start() + 2 * stage +
+           (((r * (keep_split ? 2 : 1) + low_part) * steps + step) * threads + threadIdx.x) * 16;
   }
 
   METHOD void take_q(u32 *x, int r, int step) const {
     if (q_outside) {
-      load128(x, own_q(step, 0));
+      load128(x, own_q(r, step, 0));
     } else {
 #pragma unroll
       for (int e = 0; e < 4; e++) x[e] = q[r][q_outside ? 0 : step][e];
@@ -441,13 +452,40 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
                                                   size;
   }
 
+  // Two neighbours t read 16 bytes each, the even one of its 8 keys and the odd one of the next 8: 64 bytes of a row at
+  // a time, half as many requests to L2. Then they exchange what is the other's.
+  METHOD bool quads(int first) const { return !narrow && (p.paths & OC__MMA_QUAD_BIAS) && first + KEYS <= p.keys; }
+
+  METHOD void exchange_quads() {
+    const bool odd = t & 1;
+#pragma unroll
+    for (int n = 0; n < tiles; n += 2)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float &own = bias[4 * n + e], &next = bias[4 * n + 4 + e];
+        const float got = exchange(odd ? own : next, 1);
+        own = odd ? got : own;
+        next = odd ? next : got;
+      }
+  }
+
   // Tiles come in order, the pointers run along: offsets would be kept in registers. Raw values: f32 in place, 16-bit
   // in pairs in the first half; unpack_bias spreads them.
   METHOD void load_bias_f32(int first) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const float *from = (const float *)bias_row[half];
-      if ((p.paths & OC__MMA_PAIR_BIAS) && first + KEYS <= p.keys) {
+      if (quads(first)) {
+#pragma unroll
+        for (int n = 0; n < tiles; n += 2) {
+          const float4 x = *(const float4 *)(from + 6 * (t & 1) + 8 * n);
+          bias[4 * n + 2 * half] = x.x;
+          bias[4 * n + 2 * half + 1] = x.y;
+          bias[4 * n + 4 + 2 * half] = x.z;
+          bias[4 * n + 5 + 2 * half] = x.w;
+        }
+        from += KEYS;
+      } else if ((p.paths & OC__MMA_PAIR_BIAS) && first + KEYS <= p.keys) {
 #pragma unroll
         for (int n = 0; n < tiles; n++) {
           const float2 x = *(const float2 *)(from + 8 * n);
@@ -541,8 +579,10 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     }
   }
 
-  METHOD void unpack_bias() {
-    if (p.bias_type == OC__MMA_BF16)
+  METHOD void unpack_bias(int first) {
+    if (quads(first))
+      exchange_quads();
+    else if (p.bias_type == OC__MMA_BF16)
       spread_bias<OC__MMA_BF16>();
     else if (p.bias_type == OC__MMA_F16)
       spread_bias<OC__MMA_F16>();
@@ -610,35 +650,43 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     low = __float_as_uint(x - __uint_as_float(high));
   }
 
-  METHOD void logits_split(float (*s)[4], u32 from) {
+  METHOD void logits_split(float (*s)[4], int r, u32 from) {
+    const int together = WIDE == 128 ? 2 : tiles; // columns of 8 keys for which a part of q is read once
 #pragma unroll
-    for (int n = 0; n < tiles; n += 2) {
-      float high[2][4], low[2][4];
+    for (int n0 = 0; n0 < tiles; n0 += together) {
+      float low[together][4];
 #pragma unroll
-      for (int e = 0; e < 4; e++) high[0][e] = high[1][e] = low[0][e] = low[1][e] = 0.0f;
+      for (int n = 0; n < together; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[n0 + n][e] = low[n][e] = 0.0f;
 #pragma unroll(WIDE == 128 ? 2 : steps)
       for (int step = 0; step < steps; step++) {
-        u32 k[4], k_high[4], k_low[4], a_high[4], a_low[4];
-        take_q(a_high, 0, step);
-        if (keep_split) load128(a_low, own_q(step, 1));
-        matrices(k, from + n * 8 * line + step * 32);
+        u32 a_high[4], a_low[4];
+        take_q(a_high, r, step);
+        if (keep_split) {
+          load128(a_low, own_q(r, step, 1));
+        } else {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          part(__uint_as_float(k[e]), k_high[e], k_low[e]);
-          if (!keep_split) part(__uint_as_float(a_high[e]), a_high[e], a_low[e]);
+          for (int e = 0; e < 4; e++) part(__uint_as_float(a_high[e]), a_high[e], a_low[e]);
         }
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          mma_tf32(low[e], a_low, k_high[2 * e], k_high[2 * e + 1]);
-          mma_tf32(high[e], a_high, k_high[2 * e], k_high[2 * e + 1]);
-          mma_tf32(low[e], a_high, k_low[2 * e], k_low[2 * e + 1]);
+        for (int n = 0; n < together; n += 2) {
+          u32 k[4], k_high[4], k_low[4];
+          matrices(k, from + (n0 + n) * 8 * line + step * 32);
+#pragma unroll
+          for (int e = 0; e < 4; e++) part(__uint_as_float(k[e]), k_high[e], k_low[e]);
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            mma_tf32(low[n + e], a_low, k_high[2 * e], k_high[2 * e + 1]);
+            mma_tf32(s[n0 + n + e], a_high, k_high[2 * e], k_high[2 * e + 1]);
+            mma_tf32(low[n + e], a_high, k_low[2 * e], k_low[2 * e + 1]);
+          }
         }
       }
 #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        s[n][e] = high[0][e] + low[0][e];
-        s[n + 1][e] = high[1][e] + low[1][e];
-      }
+      for (int n = 0; n < together; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[n0 + n][e] += low[n][e];
     }
   }
 
@@ -646,9 +694,20 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     // Matrix m of four: keys 8 * (m / 2) .., bytes 16 * (m % 2) .. of a step.
     const u32 from = k_panel + ((lane >> 4) * 8 + (lane & 7)) * line + ((lane >> 3) & 1) * 16;
     if constexpr (split)
-      logits_split(s, from);
+      logits_split(s, r, from);
     else
       logits_plain(s, r, from);
+  }
+
+  METHOD void logits_piece(float (*s)[4], const u32 *a, int n, int step, u32 from) {
+    u32 k[4];
+    matrices(k, from + n * 8 * line + step * 32);
+    if (!narrow) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) k[e] = __float_as_uint(near_tf32(__uint_as_float(k[e])));
+    }
+    mma(s[n], a, k[0], k[1]);
+    mma(s[n + 1], a, k[2], k[3]);
   }
 
   METHOD void logits_plain(float (*s)[4], int r, u32 from) {
@@ -656,20 +715,20 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     for (int n = 0; n < tiles; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) s[n][e] = 0.0f;
-#pragma unroll
-    for (int n = 0; n < tiles; n += 2)
+    if constexpr (q_outside) { // read each piece of it once
 #pragma unroll
       for (int step = 0; step < steps; step++) {
-        u32 a[4], k[4];
+        u32 a[4];
         take_q(a, r, step);
-        matrices(k, from + n * 8 * line + step * 32);
-        if (!narrow) {
 #pragma unroll
-          for (int e = 0; e < 4; e++) k[e] = to_tf32(__uint_as_float(k[e]));
-        }
-        mma(s[n], a, k[0], k[1]);
-        mma(s[n + 1], a, k[2], k[3]);
+        for (int n = 0; n < tiles; n += 2) logits_piece(s, a, n, step, from);
       }
+    } else {
+#pragma unroll
+      for (int n = 0; n < tiles; n += 2)
+#pragma unroll
+        for (int step = 0; step < steps; step++) logits_piece(s, q[r][step], n, step, from);
+    }
   }
 
   METHOD void values_narrow(const float (*w)[4], int r, u32 v_panel) {
@@ -691,7 +750,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     }
   }
 
-  METHOD void values_f32(const float (*w)[4], const float *shrink, u32 v_panel) {
+  METHOD void values_f32(const float (*w)[4], const float *shrink, int r, u32 v_panel) {
     const int chunk = WIDE == 32 ? 4 : WIDE == 128 && split ? 1 : 2; // columns of 8 whose fresh sums are held at a time
     const u32 from = v_panel + 2 * t * line + (lane >> 2) * 4;
 #pragma unroll
@@ -726,7 +785,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
             if (split)
               part(x, v[e], v_low[e]);
             else
-              v[e] = to_tf32(x);
+              v[e] = __float_as_uint(near_tf32(x));
           }
           mma_tf32(high[n], a, v[0], v[1]);
           if (split) {
@@ -740,12 +799,24 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const float fresh = split ? high[n][e] + low[split ? n : 0][e] : high[n][e];
-          o[0][n0 + n][e] = fmaf(o[0][n0 + n][e], shrink[e >> 1], fresh);
+          o[r][n0 + n][e] = fmaf(o[r][n0 + n][e], shrink[e >> 1], fresh);
         }
     }
   }
 
   // ---- softmax ----
+
+  METHOD float sum_of(int r, int half) const {
+    if (!sums_outside) return sum[sums_outside ? 0 : r][half];
+    return __uint_as_float(load32(shared_start() + sums_at + ((2 * r + half) * threads + threadIdx.x) * 4));
+  }
+
+  METHOD void set_sum(int r, int half, float x) {
+    if (sums_outside)
+      store32(shared_start() + sums_at + ((2 * r + half) * threads + threadIdx.x) * 4, __float_as_uint(x));
+    else
+      sum[sums_outside ? 0 : r][half] = x;
+  }
 
   // MASK_ADD, and MASK_SUBTRACT with values between 0 and 1: a lane reads one key's addend (left out: -inf).
   METHOD void add_mask(float (*s)[4], int r, int first) const {
@@ -827,19 +898,11 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     }
   }
 
+  // The rounded product with log2(e) costs a weight |logit - base| 2^-24 of itself: on average over the weights
+  // log(keys) 2^-24 at most. The folded one costs |base| 2^-24.
   METHOD void weights(float (*s)[4], const float *base, float *tile_sum) {
     tile_sum[0] = tile_sum[1] = 0.0f;
-    if (split) {
-#pragma unroll
-      for (int n = 0; n < tiles; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          s[n][e] = exp_full(s[n][e] - base[e >> 1]);
-          tile_sum[e >> 1] += s[n][e];
-        }
-      return;
-    }
-    if (vote(fabsf(base[0]) < FAST_MAX && fabsf(base[1]) < FAST_MAX) == 0xffffffffu) {
+    if (!split && vote(fabsf(base[0]) < FAST_MAX && fabsf(base[1]) < FAST_MAX) == 0xffffffffu) {
       const float folded[2] = {-base[0] * LOG2E, -base[1] * LOG2E};
 #pragma unroll
       for (int n = 0; n < tiles; n++)
@@ -863,7 +926,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     float s[tiles][4], base[2], shrink[2], tile_sum[2];
     logits(s, r, panels + 2 * r * panel);
     if (late_bias) load_bias(first);
-    if (r == 0) unpack_bias();
+    if (r == 0) unpack_bias(first);
     finish_logits(s, r, first, mask_bits);
     if (!late_bias && r == ROWS - 1 && first + KEYS < p.keys) load_bias(first + KEYS);
     bool grown = false;
@@ -877,12 +940,12 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
       grown = grown || largest > top[r][half];
       largest = fmaxf(largest, top[r][half]);
       base[half] = largest == LOWEST ? 0.0f : largest;
-      shrink[half] = split ? exp_full(top[r][half] - base[half]) : exp2_of((top[r][half] - base[half]) * LOG2E);
+      shrink[half] = exp2_of((top[r][half] - base[half]) * LOG2E);
       top[r][half] = largest;
     }
     weights(s, base, tile_sum);
 #pragma unroll
-    for (int half = 0; half < 2; half++) sum[r][half] = fmaf(sum[r][half], shrink[half], tile_sum[half]);
+    for (int half = 0; half < 2; half++) set_sum(r, half, fmaf(sum_of(r, half), shrink[half], tile_sum[half]));
     if constexpr (narrow) {
       if (vote(grown)) {
 #pragma unroll
@@ -892,7 +955,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
       }
       values_narrow(s, r, panels + (2 * r + 1) * panel);
     } else {
-      values_f32(s, shrink, panels + (2 * r + 1) * panel);
+      values_f32(s, shrink, r, panels + (2 * r + 1) * panel);
     }
   }
 
@@ -904,14 +967,14 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
     if (p.mask_kind == MASK_ZERO && vote(top[r][0] == LOWEST || top[r][1] == LOWEST)) counted = keeps_any(done, r);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      float total = sum[r][half];
+      float total = sum_of(r, half);
       total += exchange(total, 1);
       total += exchange(total, 2);
       const int thread = thread_again(), row = done.q + (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * half;
       if (row >= p.queries) continue;
       const bool dead = top[r][half] == LOWEST; // no weight anywhere
       const float nothing = counted ? NOT_A_NUMBER : 0.0f;
-      const float inverse = 1.0f / total;
+      const float inverse = reciprocal(total);
       char *to =
           (char *)p.out +
           (done.b * p.out_stride[0] + i * p.out_stride[1] + row * p.out_stride[2] + done.h * p.out_stride[3]) * bytes;
@@ -951,17 +1014,18 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
 #pragma unroll
         for (int e = 0; e < 4; e++) o[r][n][e] = 0.0f;
       top[r][0] = top[r][1] = LOWEST;
-      sum[r][0] = sum[r][1] = 0.0f;
+      set_sum(r, 0, 0.0f);
+      set_sum(r, 1, 0.0f);
     }
     // One turn more than tiles: the first only fetches.
-    u32 here = memory + stage, other = memory;
+    u32 here = memory + stage;
     for (int first = -KEYS; first < p.keys; first += KEYS) {
       const int ahead = first + KEYS, inside = first & (OC__TRIATTN_MMA_SPAN - 1);
       if (first >= 0) {
         copies_wait();
         block_sync(); // this tile is there, and nobody reads the other stage or the bits before `first` any more
       }
-      if (ahead < p.keys) fetch(other, ahead);
+      if (ahead < p.keys) fetch(2 * memory + stage - here, ahead);
       if (first >= 0) {
         if (inside == 0) {
           note_mask(memory + bits_at, first);
@@ -970,9 +1034,7 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
 #pragma unroll
         for (int r = 0; r < ROWS; r++) tile(r, first, here, memory + bits_at + inside / 4);
       }
-      const u32 next = other;
-      other = here;
-      here = next;
+      here = 2 * memory + stage - here;
     }
     const place done = recall_place();
 #pragma unroll

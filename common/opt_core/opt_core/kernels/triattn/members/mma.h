@@ -28,7 +28,8 @@ enum {
   OC__MMA_PAIR_Q = 2,    /* two neighbours in d at once, 4 bytes (16-bit operands) */
   OC__MMA_PAIR_GATE = 4, /* two neighbours in d, 4 or 8 bytes */
   OC__MMA_PAIR_OUT = 8,
-  OC__MMA_PAIR_BIAS = 16 /* two neighbours in k */
+  OC__MMA_PAIR_BIAS = 16, /* two neighbours in k */
+  OC__MMA_QUAD_BIAS = 32  /* four of them, 16 bytes (F32 bias) */
 };
 
 /* Strides count elements, 0 for an axis of length 1. Axes: q, k, v, gate, out {b, i, n, h, d}; bias {b, h, q, k};
@@ -61,12 +62,12 @@ typedef struct oc__triattn_mma_params {
   X(f16, 32, 2, 8, 32, 2)                                                                                              \
   X(f16, 64, 1, 8, 32, 2)                                                                                              \
   X(f16, 128, 1, 4, 64, 2)                                                                                             \
-  X(tf32, 16, 1, 8, 32, 2)                                                                                             \
-  X(tf32, 32, 1, 8, 32, 2)                                                                                             \
+  X(tf32, 16, 2, 8, 32, 2)                                                                                             \
+  X(tf32, 32, 2, 8, 32, 2)                                                                                             \
   X(tf32, 64, 1, 4, 32, 3)                                                                                             \
   X(tf32, 128, 1, 4, 32, 2)                                                                                            \
-  X(f32, 16, 1, 4, 32, 3)                                                                                              \
-  X(f32, 32, 1, 4, 32, 3)                                                                                              \
+  X(f32, 16, 2, 4, 32, 3)                                                                                              \
+  X(f32, 32, 2, 4, 32, 3)                                                                                              \
   X(f32, 64, 1, 4, 32, 2)                                                                                              \
   X(f32, 128, 1, 4, 32, 2)
 
@@ -77,15 +78,18 @@ typedef struct oc__triattn_mma_params {
 #define OC__TRIATTN_MMA_BYTES(operands) ((operands) <= OC__MMA_f16 ? 2 : 4)
 /* Parts of q that are kept in shared memory: 2 the TF32 parts, 1 the values, 0 none (q stays in registers). */
 #define OC__TRIATTN_MMA_Q_PARTS(operands, wide)                                                                        \
-  ((operands) == OC__MMA_f32 && (wide) <= 64 ? 2 : (operands) >= OC__MMA_tf32 && (wide) == 128 ? 1 : 0)
+  ((operands) == OC__MMA_f32 && (wide) <= 64 ? 2 : (operands) >= OC__MMA_tf32 && (wide) != 64 ? 1 : 0)
 /* Two stages of a k and a v panel a row (16 bytes more than a row keep its pieces in different banks), and q. */
 #define OC__TRIATTN_MMA_PANELS(operands, wide, rows, warps, keys)                                                      \
   (2 * 2 * (rows) * (keys) * ((wide)*OC__TRIATTN_MMA_BYTES(operands) + 16) +                                           \
-   OC__TRIATTN_MMA_Q_PARTS(operands, wide) * 16 * (warps) * (wide)*4)
-/* And the block's place, the mask as bits of so many keys. */
+   OC__TRIATTN_MMA_Q_PARTS(operands, wide) * (rows)*16 * (warps) * (wide)*4)
+/* And the block's place, the mask as bits of so many keys, and two sums a thread and row where registers are short. */
+#define OC__TRIATTN_MMA_SUMS(operands, rows, warps)                                                                    \
+  ((operands) == OC__MMA_f32 && (rows) > 1 ? 2 * 4 * 32 * (rows) * (warps) : 0)
 #define OC__TRIATTN_MMA_SPAN 1024
 #define OC__TRIATTN_MMA_SHARED(operands, wide, rows, warps, keys)                                                      \
-  (OC__TRIATTN_MMA_PANELS(operands, wide, rows, warps, keys) + 32 + (rows)*OC__TRIATTN_MMA_SPAN / 4)
+  (OC__TRIATTN_MMA_PANELS(operands, wide, rows, warps, keys) + 32 + (rows)*OC__TRIATTN_MMA_SPAN / 4 +                  \
+   OC__TRIATTN_MMA_SUMS(operands, rows, warps))
 
 /* The fix-up also notes which tiles of 4 a thread are flagged: a bit a thread and place. */
 #define OC__TRIATTN_MMA_FIXUP_SHARED(operands, wide, rows, warps, keys)                                                \
@@ -99,10 +103,10 @@ typedef struct oc__triattn_mma_params {
  * oc__triattn_mma_fixup does with the call's own bias. REFUSED dtype:, shape:, dialect: before anything is enqueued. */
 oc_status oc__triattn_mma_run(const oc_triattn *call, const oc_exec *exec, const unsigned char *flags, oc_err *err);
 
-/* Computes the tiles of 64 queries again that have a byte other than 0 among their four flags (BF16, D <= 32); flags:
- * device memory, 16-byte aligned, order above. packed: the bias as blocks of bias * log2(e) (native.h) in device memory,
- * 16-byte aligned, read instead of the call's bias; NULL: the call's bias, if any. May start while the kernel before it
- * in the stream drains; reads nothing before that kernel's writes are there. Errors as above. */
+/* Computes the tiles of 64 queries again that have a byte other than 0 among their four flags (BF16, D <= 32). flags:
+ * device memory, 16-byte aligned, order above. packed: device memory, 16-byte aligned, the bias as blocks of
+ * bias * log2(e) (native.h), read instead of the call's bias; NULL: the call's bias, if any. May start while the kernel
+ * before it in the stream drains; reads nothing before that kernel's writes are there. Errors as above. */
 oc_status oc__triattn_mma_fixup(const oc_triattn *call, const void *packed, const oc_exec *exec,
                                 const unsigned char *flags, oc_err *err);
 #endif

@@ -28,9 +28,19 @@ static const oc__cuda_kernel prologues[2][3] = {{PROLOGUE(f32, 64), PROLOGUE(f32
 static const oc__cuda_kernel epilogues[2][3] = {{EPILOGUE(wide, 64), EPILOGUE(wide, 128), EPILOGUE(wide, 256)},
                                                 {EPILOGUE(narrow, 64), EPILOGUE(narrow, 128), EPILOGUE(narrow, 256)}};
 
-const oc__cuda_kernel *const oc__triattn_module_kernels[] = {
-    &prologues[0][0], &prologues[0][1], &prologues[0][2], &prologues[1][0], &prologues[1][1], &prologues[1][2],
-    &epilogues[0][0], &epilogues[0][1], &epilogues[0][2], &epilogues[1][0], &epilogues[1][1], &epilogues[1][2], NULL};
+const oc__cuda_kernel *const oc__triattn_module_kernels[] = {&prologues[0][0],
+                                                             &prologues[0][1],
+                                                             &prologues[0][2],
+                                                             &prologues[1][0],
+                                                             &prologues[1][1],
+                                                             &prologues[1][2],
+                                                             &epilogues[0][0],
+                                                             &epilogues[0][1],
+                                                             &epilogues[0][2],
+                                                             &epilogues[1][0],
+                                                             &epilogues[1][1],
+                                                             &epilogues[1][2],
+                                                             NULL};
 
 /* 0, 1, 2 for 64, 128, 256; -1 for others. */
 static int channels_index(int64_t channels) {
@@ -113,8 +123,9 @@ static oc_status refuse_shape(const oc_triattn_module *call, oc_err *err) {
   return OC_OK;
 }
 
-/* The operands of the products are bf16. That is what the plain operator does where x is bf16, or where x is f32 and every
- * weight bf16 (mixed precision that keeps the pair representation in f32). Elsewhere its products are more accurate. */
+/* The operands of the products are bf16. That is what the plain operator does where x is bf16, or where x is f32 and
+ * every weight bf16 (mixed precision that keeps the pair representation in f32). Elsewhere its products are more
+ * accurate. */
 static oc_status refuse_dtypes(const oc_triattn_module *call, oc_err *err) {
   static const char *const names[] = {"to_q", "to_k", "to_v", "to_bias", "to_gate", "out_proj"};
   const oc_view *const weights[] = {&call->to_q.weight,    &call->to_k.weight,    &call->to_v.weight,
@@ -127,9 +138,18 @@ static oc_status refuse_dtypes(const oc_triattn_module *call, oc_err *err) {
   return OC_OK;
 }
 
+/* The epilogue is made for a residual as wide as y. */
+static oc_status refuse_residual(const oc_triattn_module *call, oc_err *err) {
+  const oc_dtype residual = call->residual.dtype, y = call->y.dtype;
+  if (oc_view_is_present(&call->residual) && oc_dtype_bytes(residual) != oc_dtype_bytes(y))
+    return OC_REFUSE(err, DTYPE, "residual=%s with y=%s", oc_dtype_word(residual), oc_dtype_word(y));
+  return OC_OK;
+}
+
 static oc_status refuse(const oc_triattn_module *call, oc_err *err) {
   OC_TRY(oc__triattn_module_refuse(call, 0, err));
   OC_TRY(refuse_dtypes(call, err));
+  OC_TRY(refuse_residual(call, err));
   OC_TRY(refuse_shape(call, err));
   OC_TRY(refuse_rows(&call->x, "x", err));
   OC_TRY(refuse_rows(&call->y, "y", err));

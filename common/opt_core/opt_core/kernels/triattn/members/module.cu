@@ -3,15 +3,16 @@
 // The triangle-attention module round its core: LayerNorm and the projections before it, the output projection after.
 //
 // A warpgroup takes 64 pixels (rows of x or of o) at a time and goes through them alone: global memory straight into
-// registers, LayerNorm in registers, A of the products from registers, results straight back to global memory. Only the
-// weights lie in shared memory, so nothing but their arrival needs a barrier; loads, products and stores of the three
-// warpgroups of a block overlap by themselves, and the next 64 rows are on their way into L2 meanwhile.
+// registers, LayerNorm in registers, A of the products from registers. Its next rows are on their way into registers
+// meanwhile. Results leave through a few kilobytes of shared memory a warp, by bulk copies that nobody waits for: most
+// of the traffic is written, and stores of the threads would hold up their loads behind them. Nothing but the arrival
+// of the weights needs a barrier of the block.
 //
-// This works without a shuffle or a staging buffer because both index orders of the weight tile are free:
+// No shuffles are needed because both index orders of the weight tile are free:
 //   k order   a wgmma A fragment gives a lane two neighbours in each 8 columns; the sum over k may run in any order, so
 //             the columns of the tile are permuted until the fragments of a lane are one 16-byte piece of x
 //   n order   likewise the rows of the tile: the accumulators of a lane become one 16-byte piece of the result
-// so every access to global memory is 16 bytes a lane and 64 contiguous bytes a quad (whole sectors).
+// so every access is 16 bytes a lane and 64 contiguous bytes a quad (whole sectors).
 
 #include "module.h"
 
@@ -89,6 +90,40 @@ __device__ __forceinline__ uint4 load_once(const char *p) {
   return v;
 }
 
+// The same for what the kernel may overwrite elsewhere.
+__device__ __forceinline__ uint4 load_writable(const char *p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+// Bulk copies from shared to global memory, counted in groups of this thread.
+__device__ __forceinline__ void bulk_store(char *to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+               "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All groups but the last PENDING have been read from shared memory.
+template <int PENDING> __device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Shared memory as the threads wrote it, for the copies and the tensor cores.
+__device__ __forceinline__ void show_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void warp_barrier() { __syncwarp(); }
+__device__ __forceinline__ void let_dependents_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ __forceinline__ void store_shared(u32 address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
 __device__ __forceinline__ void store_shared(u32 address, u32 word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
@@ -161,18 +196,18 @@ template <> struct eight_columns<F32> {
   uint4 a, b;
   __device__ __forceinline__ void load(const char *p) { a = load_once(p), b = load_once(p + 16); }
   __device__ __forceinline__ uint4 bf16() const {
-    return make_uint4(pack_bf16(__uint_as_float(a.x), __uint_as_float(a.y)),
-                      pack_bf16(__uint_as_float(a.z), __uint_as_float(a.w)),
-                      pack_bf16(__uint_as_float(b.x), __uint_as_float(b.y)),
-                      pack_bf16(__uint_as_float(b.z), __uint_as_float(b.w)));
+    return make_uint4(
+        pack_bf16(__uint_as_float(a.x), __uint_as_float(a.y)), pack_bf16(__uint_as_float(a.z), __uint_as_float(a.w)),
+        pack_bf16(__uint_as_float(b.x), __uint_as_float(b.y)), pack_bf16(__uint_as_float(b.z), __uint_as_float(b.w)));
   }
 };
 
 // Several loads in flight a thread: one load after the other would take longer than the rest of a small call. A thread
-// keeps its columns, and its rows differ by multiples of 8, so most of the index arithmetic is done once.
+// keeps its columns, and its rows differ by multiples of 8, so most of the index arithmetic is done once. 11: 512 rows
+// of 128 columns are two rounds of 384 threads.
 template <int THREADS, int K, int K_PIECE, int N_PIECE, int MODE>
 __device__ __forceinline__ void fill_vectors(const linear_ref *to, int rows, u32 panels) {
-  enum { PER_ROW = K / 8, STEP = THREADS / PER_ROW, DEPTH = MODE == F32 ? 4 : 8, BYTES = MODE == F32 ? 32 : 16 };
+  enum { PER_ROW = K / 8, STEP = THREADS / PER_ROW, DEPTH = MODE == F32 ? 4 : 11, BYTES = MODE == F32 ? 32 : 16 };
   static_assert(THREADS % PER_ROW == 0 && STEP % 8 == 0, "rows of a thread are equal modulo 8");
   const int column = threadIdx.x % PER_ROW, first_row = threadIdx.x / PER_ROW;
   const int first_column = column_of_place<N_PIECE>(first_row & 7);
@@ -233,13 +268,48 @@ __device__ __forceinline__ void fill_biases(const linear_ref *to, int rows, floa
 }
 
 __device__ __forceinline__ void publish_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  show_shared();
   __syncthreads();
 }
 
 __device__ __forceinline__ char *align_shared(char *raw) {
   const u32 address = (u32)__cvta_generic_to_shared(raw);
   return raw + ((1024 - (address & 1023)) & 1023);
+}
+
+// ---- results --------------------------------------------------------------------------------------------------------
+
+// A warp's way out: a ring of OC__MODULE_STAGES places for eight rows each.
+struct outlet {
+  u32 first, at, end; // shared addresses
+  __device__ __forceinline__ explicit outlet(u32 stages)
+      : first(stages + threadIdx.x / 32 * (OC__MODULE_STAGES * OC__MODULE_STAGE_BYTES)), at(first),
+        end(first + OC__MODULE_STAGES * OC__MODULE_STAGE_BYTES) {}
+};
+
+// Eight rows of 64 * PIECES bytes, one a quad; v[m]: the lane's 16 bytes of the 64 from 64 m on. together: all eight
+// are there and lie one after the other. Odd quads write their pieces in exchanged pairs: the eight lanes that write at
+// a time, those of two rows, find 32 different banks.
+template <int PIECES>
+__device__ __forceinline__ void put_rows(outlet &out, const uint4 (&v)[PIECES], char *row, bool is_there,
+                                         bool together) {
+  const u32 lane = threadIdx.x % 32, mine = out.at + lane / 4 * (PIECES * 64);
+  const bool odd = (lane & 4) != 0;
+  bulk_wait_read<OC__MODULE_STAGES - 1>();
+  warp_barrier();
+#pragma unroll
+  for (int m = 0; m < PIECES; m += 2) {
+    const u32 to = mine + m * 64 + (lane & 3) * 16 + (odd ? 64 : 0);
+    store_shared(to, odd ? v[m + 1] : v[m]);
+    store_shared(to ^ 64, odd ? v[m] : v[m + 1]);
+  }
+  show_shared();
+  warp_barrier();
+  if (together ? lane == 0 : is_there && (lane & 3) == 0)
+    bulk_store(row, together ? out.at : mine, together ? 8 * PIECES * 64 : PIECES * 64);
+  bulk_commit();
+  out.at += OC__MODULE_STAGE_BYTES;
+  if (out.at == out.end) out.at = out.first;
 }
 
 // ---- prologue -------------------------------------------------------------------------------------------------------
@@ -330,15 +400,23 @@ __device__ __forceinline__ i64 packed_at(u32 plane, u32 query, u32 key, u32 bloc
 
 enum { EXCLUDED = 0xff7f, NOT_A_NUMBER = 0x7fc0 };
 
-// 16 bits of bias * log2(e) for `key`. The low half of a word is a rounded bf16. The high half is followed by the low half
-// as the end of its mantissa, which the thread does not know: cutting off is right on average. -inf would become NaN by
-// such an end, so it is the largest finite value; what is too small for the end not to matter is 0.
+// 16 bits of bias * log2(e) for `key`. The low half of a word is a rounded bf16. The high half is followed by the low
+// half as the end of its mantissa, which the thread does not know: cutting off is right on average. -inf would become
+// NaN by such an end, so it is the largest finite value; what is too small for the end not to matter is 0.
 __device__ __forceinline__ u16 packed_bias(float bias, u32 key) {
   const float v = bias * 1.4426950408889634f, magnitude = fabsf(v);
   if (v != v) return NOT_A_NUMBER;
   if (v < __uint_as_float((u32)EXCLUDED << 16)) return EXCLUDED;
   if (magnitude < 0x1p-100f) return 0;
   return (u16)(key & 8 ? pack_bf16(v, 0.0f) : __float_as_uint(v) >> 16);
+}
+
+// A word of `key` and of key + 8, for a thread that has both: as an f32 it is nearest to the bias of `key`.
+__device__ __forceinline__ u32 packed_pair(float bias, float next, u32 key) {
+  const u32 low = packed_bias(next, key | 8), exact = __float_as_uint(bias * 1.4426950408889634f);
+  const u32 high = packed_bias(bias, key & ~8u), magnitude = high & 0x7fff;
+  if (magnitude == 0 || magnitude >= (EXCLUDED & 0x7fff)) return high << 16 | low;
+  return ((exact - low + 0x8000) & 0xffff0000u) | low;
 }
 
 // What lies outside N x N in the last blocks: keys count as excluded (their weight is 0), 0 for queries.
@@ -352,6 +430,16 @@ __device__ __forceinline__ void pad_packed(const prologue_params &p, u32 first, 
     const bool is_key = in < keys;
     const u32 query = is_key ? in / beyond : n + (in - keys) / n, key = is_key ? n + in % beyond : (in - keys) % n;
     p.pair[packed_at(plane, query, key, blocks)] = is_key ? EXCLUDED : 0;
+  }
+}
+
+template <int DTYPE, int C>
+__device__ __forceinline__ void load_x(x_piece<DTYPE, C> (&x)[2], u32 first, const prologue_params &p) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const char *source = x_row(pixel_at(first + 8 * r, p), p) + (threadIdx.x & 3) * 16;
+#pragma unroll
+    for (int v = 0; v < x_piece<DTYPE, C>::VECTORS; v++) x[r].v[v] = load_once(source + v * 64);
   }
 }
 
@@ -382,47 +470,61 @@ __device__ __forceinline__ void store_pair(const float (&acc)[4], const prologue
                                            const float *biases) {
   const int head = (threadIdx.x & 3) * 2;
   const u32 blocks = ((u32)p.n + 63) / 64;
+  const u64 plane = (u64)blocks * blocks * 4096;
+  if (p.n % 16 == 0) { // then the two rows are keys k and k + 8 of one word
+    u16 *first = p.pair + packed_at(at[0].batch * p.heads + head, at[0].query, at[0].key, blocks) - 1;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      if (at[1].is_there && head + h < p.heads)
+        *(u32 *)(first + h * plane) = packed_pair(acc[h] + biases[head + h], acc[2 + h] + biases[head + h], at[0].key);
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     u16 *first = p.pair + packed_at(at[r].batch * p.heads + head, at[r].query, at[r].key, blocks);
-    if (at[r].is_there && head < p.heads) first[0] = packed_bias(acc[2 * r] + biases[head], at[r].key);
-    if (at[r].is_there && head + 1 < p.heads)
-      first[(u64)blocks * blocks * 4096] = packed_bias(acc[2 * r + 1] + biases[head + 1], at[r].key);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      if (at[r].is_there && head + h < p.heads)
+        first[h * plane] = packed_bias(acc[2 * r + h] + biases[head + h], at[r].key);
   }
 }
 
-// 64 x 128 results as bf16: pieces of 32 columns, 16 bytes a lane.
-__device__ __forceinline__ void store_group(const float (&acc)[64], u16 *out, const pixel (&at)[2],
-                                            const float *biases) {
-  const int lane = threadIdx.x & 3;
+// The linears' biases, in the order of the accumulators.
+template <int COUNT> __device__ __forceinline__ void add_biases(float (&acc)[COUNT], const float *biases) {
 #pragma unroll
-  for (int piece = 0; piece < 4; piece++) {
-    u32 words[2][4];
+  for (int chunk = 0; chunk < COUNT / 4; chunk++) {
+    const float2 b = *(const float2 *)(biases + chunk * 8 + 2 * (threadIdx.x & 3));
+    float *d = acc + chunk * 4;
+    d[0] += b.x, d[1] += b.y, d[2] += b.x, d[3] += b.y;
+  }
+}
+
+// Row r as the lane's pieces.
+template <int DTYPE, int COUNT>
+__device__ __forceinline__ void narrow_pieces(const float (&acc)[COUNT], int r, uint4 (&v)[COUNT / 16]) {
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
-      const float2 b = *(const float2 *)(biases + (4 * piece + m) * 8 + 2 * lane);
-      const float *d = acc + (4 * piece + m) * 4;
-      words[0][m] = pack_bf16(d[0] + b.x, d[1] + b.y);
-      words[1][m] = pack_bf16(d[2] + b.x, d[3] + b.y);
+  for (int m = 0; m < COUNT / 16; m++) {
+    u32 words[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+      const float *d = acc + 16 * m + 4 * w + 2 * r;
+      words[w] = DTYPE == BF16 ? pack_bf16(d[0], d[1]) : pack_f16(d[0], d[1]);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      if (at[r].is_there)
-        *(uint4 *)(out + (u64)at[r].row * INNER + piece * 32 + lane * 8) =
-            make_uint4(words[r][0], words[r][1], words[r][2], words[r][3]);
+    v[m] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
-// Shared memory: weight panels [groups][C / 64], pair panels [C / 64], norm weight and bias [C], linear biases
-// [groups * 128], pair biases [8]. C = 256: two groups a block (blockIdx.y), since four do not fit.
+// Shared memory: weight panels [groups][C / 64], pair panels [C / 64], the warps' stages, norm weight and bias [C],
+// linear biases [groups * 128], pair biases [8]. C = 256: two groups a block (blockIdx.y), since four do not fit.
 template <int DTYPE, int C> __device__ __forceinline__ void prologue(const prologue_params &p) {
   enum { GROUPS = OC__MODULE_GROUPS(C), ROW_BYTES = C * (DTYPE == F32 ? 4 : 2), PANELS = C / 64 };
   enum { THREADS = OC__MODULE_THREADS(C), WARPGROUPS = THREADS / 128 };
-  enum { PIECE = x_piece<DTYPE, C>::PIECE, VECTORS = x_piece<DTYPE, C>::VECTORS };
+  enum { PIECE = x_piece<DTYPE, C>::PIECE, AT_STAGES = GROUPS * PANELS * PANEL + PANELS * PAIR_PANEL };
+  constexpr bool AHEAD = DTYPE == BF16; // the next rows have place in registers
   extern __shared__ char raw[];
   char *shared = align_shared(raw);
   const u32 panels = (u32)__cvta_generic_to_shared(shared), pair_panels = panels + GROUPS * PANELS * PANEL;
-  float *norm_weight = (float *)(shared + GROUPS * PANELS * PANEL + PANELS * PAIR_PANEL), *norm_bias = norm_weight + C;
+  float *norm_weight = (float *)(shared + AT_STAGES + OC__MODULE_STAGES_BYTES(C)), *norm_bias = norm_weight + C;
   float *biases = norm_bias + C, *pair_biases = biases + GROUPS * GROUP;
   const int first_group = blockIdx.y * GROUPS, left = p.groups - first_group, groups = left < GROUPS ? left : GROUPS;
   const bool has_pair = blockIdx.y == 0;
@@ -430,10 +532,15 @@ template <int DTYPE, int C> __device__ __forceinline__ void prologue(const prolo
   const u32 step = gridDim.x * WARPGROUPS;
   u32 tile = warpgroup * gridDim.x + blockIdx.x;
 
+  const int row = in_group / 32 * 16 + in_group % 32 / 4;
   const i64 line = (i64)p.n * ROW_BYTES;
   const bool is_dense = !p.exchanged && p.x_stride[2] == ROW_BYTES && p.x_stride[1] == line &&
                         (p.batch == 1 || p.x_stride[0] == p.n * line);
-  prefetch_x<ROW_BYTES>(tile, is_dense, p);
+  x_piece<DTYPE, C> x[2];
+  if (AHEAD)
+    load_x(x, tile * TILE + row, p);
+  else
+    prefetch_x<ROW_BYTES>(tile, is_dense, p);
   fill_weights<THREADS, C, PIECE, 8>(p.to + first_group, groups * GROUP, panels, p.fill);
   fill_biases<THREADS, 8>(p.to + first_group, groups * GROUP, biases);
   for (int c = threadIdx.x; c < C; c += THREADS) {
@@ -449,23 +556,21 @@ template <int DTYPE, int C> __device__ __forceinline__ void prologue(const prolo
     pad_packed(p, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
   }
   publish_shared();
+  let_dependents_start();
 
   const u64 weights = panel_descriptor(panels), pair_weights = panel_descriptor(pair_panels);
-  const int row = in_group / 32 * 16 + in_group % 32 / 4;
+  outlet out(panels + AT_STAGES);
   for (; tile < p.tiles; tile += step) {
     const pixel at[2] = {pixel_at(tile * TILE + row, p), pixel_at(tile * TILE + row + 8, p)};
+    const u32 warp_rows = tile * TILE + in_group / 32 * 16 + 8; // and how far the first eight go
+    const bool together[2] = {!p.exchanged && warp_rows <= p.pixels, !p.exchanged && warp_rows + 8 <= p.pixels};
     u32 a[C / 16][4];
-    {
-      x_piece<DTYPE, C> x[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const char *source = x_row(at[r], p) + (threadIdx.x & 3) * 16;
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) x[r].v[v] = load_once(source + v * 64);
-      }
+    if (!AHEAD) {
+      load_x(x, tile * TILE + row, p);
       prefetch_x<ROW_BYTES>(tile + step, is_dense, p);
-      normalise<DTYPE, C>(x, p, norm_weight, norm_bias, a);
     }
+    normalise<DTYPE, C>(x, p, norm_weight, norm_bias, a);
+    if (AHEAD) load_x(x, (tile + step) * TILE + row, p); // past the end: the last row
     if (has_pair) {
       float acc[4];
       wgmma_begin();
@@ -485,9 +590,16 @@ template <int DTYPE, int C> __device__ __forceinline__ void prologue(const prolo
       for (int k = 0; k < C / 16; k++) wgmma(acc, a[k], group_weights + ((k / 4) * PANEL + (k % 4) * 32) / 16, k > 0);
       wgmma_commit();
       wgmma_wait();
-      store_group(acc, p.out[first_group + g], at, biases + g * GROUP);
+      add_biases(acc, biases + g * GROUP);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        uint4 v[4];
+        narrow_pieces<BF16>(acc, r, v);
+        put_rows(out, v, (char *)p.out[first_group + g] + (u64)at[r].row * (INNER * 2), at[r].is_there, together[r]);
+      }
     }
   }
+  bulk_wait();
 }
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
@@ -497,174 +609,144 @@ __device__ __forceinline__ i64 row_offset(u32 index, u32 n, const i64 (&stride)[
   return b * stride[0] + i * stride[1] + j * stride[2];
 }
 
-// 16 elements of each of the lane's two rows (its pieces of 64 columns), as words of memory until convert() makes
-// floats of them: the loads are all in flight before the first is waited for.
-template <int PIECE> struct residual_piece {
-  u32 words[2][16];
-
-  __device__ __forceinline__ void load(const char *const (&rows)[2], int column, int dtype) {
-    const int lane_column = column + (threadIdx.x & 3) * PIECE;
-    if (dtype == F32) {
+// The lane's pieces of its two rows, as they come from memory.
+template <int PIECES> struct row_pieces {
+  uint4 v[2][PIECES];
+  __device__ __forceinline__ void load(const epilogue_params &p, u32 first, int column_bytes) {
 #pragma unroll
-      for (int at = 0; at < 8; at++) {
-        const int r = at / 4, m = at % 4, c = m * 4 / PIECE * 4 * PIECE + m * 4 % PIECE;
-        const uint4 v = *(const uint4 *)(rows[r] + (lane_column + c) * 4);
-        words[r][4 * m] = v.x, words[r][4 * m + 1] = v.y, words[r][4 * m + 2] = v.z, words[r][4 * m + 3] = v.w;
-      }
-    } else if (PIECE == 8) {
+    for (int r = 0; r < 2; r++) {
+      const u32 index = first + 8 * r < p.pixels ? first + 8 * r : p.pixels - 1;
+      const char *row = p.residual + row_offset(index, p.n, p.residual_stride) + column_bytes + (threadIdx.x & 3) * 16;
 #pragma unroll
-      for (int at = 0; at < 4; at++) {
-        const int r = at / 2, m = at % 2;
-        const uint4 v = *(const uint4 *)(rows[r] + (lane_column + m * 32) * 2);
-        words[r][4 * m] = v.x, words[r][4 * m + 1] = v.y, words[r][4 * m + 2] = v.z, words[r][4 * m + 3] = v.w;
-      }
-    } else {
-#pragma unroll
-      for (int at = 0; at < 8; at++) {
-        const int r = at / 4, m = at % 4;
-        const uint2 v = *(const uint2 *)(rows[r] + (lane_column + m * 16) * 2);
-        words[r][2 * m] = v.x, words[r][2 * m + 1] = v.y;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int at = 0; at < 32; at++) words[at / 16][at % 16] = 0;
-  }
-
-  __device__ __forceinline__ void convert(int dtype) {
-    if (dtype == BF16) {
-#pragma unroll
-      for (int at = 15; at >= 0; at--) { // backwards: in place
-        const int r = at / 8, m = at % 8;
-        const u32 word = words[r][m];
-        words[r][2 * m] = __float_as_uint(low_bf16(word)), words[r][2 * m + 1] = __float_as_uint(high_bf16(word));
-      }
-    } else if (dtype == F16) {
-#pragma unroll
-      for (int at = 15; at >= 0; at--) {
-        const int r = at / 8, m = at % 8;
-        const u32 word = words[r][m];
-        words[r][2 * m] = __float_as_uint(low_f16(word)), words[r][2 * m + 1] = __float_as_uint(high_f16(word));
-      }
+      for (int m = 0; m < PIECES; m++) v[r][m] = load_writable(row + m * 64);
     }
   }
 };
 
-// 16 floats of y from the accumulators of 64 columns (32 of them: 16 for each of the lane's two rows).
-template <int PIECE>
-__device__ __forceinline__ void store_y(const float *acc, int r, const float *biases, const u32 (&residual)[16],
-                                        char *row, int dtype) {
-  const int lane = threadIdx.x & 3;
+// acc += the pieces: a piece is 8 values of 16 bits or 4 of 32, and 4 accumulators (2 a row) are 2 columns.
+template <int DTYPE, int COUNT, int PIECES>
+__device__ __forceinline__ void add_pieces(float (&acc)[COUNT], const row_pieces<PIECES> &from) {
+  enum { WORDS_A_CHUNK = DTYPE == F32 ? 2 : 1 };
 #pragma unroll
-  for (int piece = 0; piece < 16 / PIECE; piece++) {
-    float v[PIECE];
+  for (int r = 0; r < 2; r++)
 #pragma unroll
-    for (int m = 0; m < PIECE / 2; m++) {
-      const int chunk = piece * (PIECE / 2) + m;
-      const float2 b = *(const float2 *)(biases + chunk * 8 + 2 * lane);
-      v[2 * m] = acc[chunk * 4 + 2 * r] + b.x + __uint_as_float(residual[piece * PIECE + 2 * m]);
-      v[2 * m + 1] = acc[chunk * 4 + 2 * r + 1] + b.y + __uint_as_float(residual[piece * PIECE + 2 * m + 1]);
+    for (int w = 0; w < PIECES * 4; w++) {
+      const uint4 &u = from.v[r][w / 4];
+      const u32 word = w % 4 == 0 ? u.x : w % 4 == 1 ? u.y : w % 4 == 2 ? u.z : u.w;
+      float *d = acc + w / WORDS_A_CHUNK * 4 + 2 * r;
+      if (DTYPE == F32) {
+        d[w % 2] += __uint_as_float(word);
+      } else {
+        d[0] += DTYPE == BF16 ? low_bf16(word) : low_f16(word);
+        d[1] += DTYPE == BF16 ? high_bf16(word) : high_f16(word);
+      }
     }
-    const int column = piece * 4 * PIECE + lane * PIECE;
-    if (PIECE == 4) {
-      *(float4 *)(row + column * 4) = make_float4(v[0], v[1], v[2], v[3]);
-    } else if (dtype == BF16) {
-      *(uint4 *)(row + column * 2) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
-                                                pack_bf16(v[PIECE - 4], v[PIECE - 3]),
-                                                pack_bf16(v[PIECE - 2], v[PIECE - 1]));
-    } else {
-      *(uint4 *)(row + column * 2) = make_uint4(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]),
-                                                pack_f16(v[PIECE - 4], v[PIECE - 3]),
-                                                pack_f16(v[PIECE - 2], v[PIECE - 1]));
-    }
+}
+
+template <int COUNT>
+__device__ __forceinline__ void wide_pieces(const float (&acc)[COUNT], int r, uint4 (&v)[COUNT / 8]) {
+#pragma unroll
+  for (int m = 0; m < COUNT / 8; m++) {
+    const float *d = acc + 8 * m + 2 * r;
+    v[m] = make_uint4(__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[4]), __float_as_uint(d[5]));
   }
 }
 
-// The warpgroup's next rows of o, which are dense, and of the residual, 16 a warp.
-__device__ __forceinline__ void prefetch_next(u32 tile, u32 residual_bytes, bool is_dense, const epilogue_params &p) {
-  const u32 first = tile * TILE, lane = threadIdx.x % 32, index = first + threadIdx.x % 128 / 32 * 16 + lane;
-  if (tile >= p.tiles) return;
-  const u32 rows = p.pixels - first < TILE ? p.pixels - first : TILE;
-  if (threadIdx.x % 128 == 0) prefetch(p.o + (u64)first * (INNER * 2), rows * (INNER * 2));
-  if (!p.residual) return;
-  if (is_dense) {
-    if (threadIdx.x % 128 == 0) prefetch(p.residual + (u64)first * residual_bytes, rows * residual_bytes);
-  } else if (lane < 16 && index < p.pixels) {
-    prefetch(p.residual + row_offset(index, p.n, p.residual_stride), residual_bytes);
+__device__ __forceinline__ void load_o(uint4 (&o)[2][INNER / 32], u32 first, const epilogue_params &p) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const u32 index = first + 8 * r < p.pixels ? first + 8 * r : p.pixels - 1;
+    const char *source = p.o + (u64)index * (INNER * 2) + (threadIdx.x & 3) * 16;
+#pragma unroll
+    for (int v = 0; v < INNER / 32; v++) o[r][v] = load_once(source + v * 64);
   }
 }
 
-// Shared memory: weight panels [C / 128 or 1][2], biases [C].
+// zero: 0, but the compiler must not know. It would move the words to their places right after the loads, and so wait
+// for them there, a whole step before they are needed.
+__device__ __forceinline__ void fragments_of(const uint4 (&o)[2][INNER / 32], u32 zero, u32 (&a)[INNER / 16][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+#pragma unroll
+    for (int v = 0; v < INNER / 32; v++) {
+      a[2 * v][r] = o[r][v].x ^ zero, a[2 * v][2 + r] = o[r][v].y ^ zero;
+      a[2 * v + 1][r] = o[r][v].z ^ zero, a[2 * v + 1][2 + r] = o[r][v].w ^ zero;
+    }
+}
+
+// Shared memory: weight panels [C / 128 or 1][2], the warps' stages, biases [C]. PIECE 4: y and the residual are f32,
+// 8: 16 bits. The residual's pieces of the next columns, or of the next rows, are asked for as soon as the last are
+// added.
 template <int PIECE, int C> __device__ __forceinline__ void epilogue(const epilogue_params &p) {
-  enum { THREADS = OC__MODULE_THREADS(C), WARPGROUPS = THREADS / 128 };
-  enum { COLUMNS = C < GROUP ? C : GROUP, GROUPS = C / COLUMNS, PARTS = COLUMNS / 64, PANELS = INNER / 64 };
+  enum { THREADS = OC__MODULE_THREADS(C), WARPGROUPS = THREADS / 128, BYTES = PIECE == 4 ? 4 : 2 };
+  enum { COLUMNS = PIECE == 4 || C == 64 ? 64 : 128, PARTS = C / COLUMNS, PANELS = INNER / 64 };
+  enum { PIECES = COLUMNS * BYTES / 64, PART_BYTES = COLUMNS * BYTES };
+  enum { AT_STAGES = (C > GROUP ? 2 : 1) * PANELS * PANEL };
   extern __shared__ char raw[];
   char *shared = align_shared(raw);
   const u32 panels = (u32)__cvta_generic_to_shared(shared);
-  float *biases = (float *)(shared + GROUPS * PANELS * PANEL);
-  const int warpgroup = threadIdx.x / 128, in_group = threadIdx.x % 128;
+  float *biases = (float *)(shared + AT_STAGES + OC__MODULE_STAGES_BYTES(C));
+  const int in_group = threadIdx.x % 128;
   const u32 step = gridDim.x * WARPGROUPS;
-  const int y_bytes = PIECE == 4 ? 4 : 2, residual_bytes = C * (p.residual_dtype == F32 ? 4 : 2);
-  const i64 line = (i64)p.n * residual_bytes;
-  const bool is_dense = p.residual_stride[2] == residual_bytes && p.residual_stride[1] == line &&
-                        (p.pixels == p.n * p.n || p.residual_stride[0] == p.n * line);
-  u32 tile = warpgroup * gridDim.x + blockIdx.x;
+  const i64 line = (i64)p.n * (C * BYTES);
+  const bool is_dense = PARTS == 1 && p.y_stride[2] == C * BYTES && p.y_stride[1] == line &&
+                        (p.pixels == p.n * p.n || p.y_stride[0] == p.n * line);
+  u32 tile = threadIdx.x / 128 * gridDim.x + blockIdx.x;
 
   fill_weights<THREADS, INNER, 8, PIECE>(p.out, C, panels, p.fill);
   fill_biases<THREADS, PIECE>(p.out, C, biases);
   publish_shared();
-  asm volatile("griddepcontrol.wait;" ::: "memory"); // o is the core's, which may still drain
+  wait_for_previous(); // o is the core's, which may still drain
 
   const u64 weights = panel_descriptor(panels);
   const int row = in_group / 32 * 16 + in_group % 32 / 4;
+  outlet out(panels + AT_STAGES);
+  uint4 o[2][INNER / 32];
+  row_pieces<PIECES> add;
+  load_o(o, tile * TILE + row, p);
+  if (p.residual) add.load(p, tile * TILE + row, 0);
   for (; tile < p.tiles; tile += step) {
     u32 a[INNER / 16][4];
-    char *y[2];
-    const char *residual[2];
-    bool is_there[2];
+    fragments_of(o, p.pixels >> 31, a);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      u32 index = tile * TILE + row + 8 * r;
-      is_there[r] = index < p.pixels;
-      index = is_there[r] ? index : p.pixels - 1;
-      const char *source = p.o + (u64)index * (INNER * 2) + (threadIdx.x & 3) * 16;
-#pragma unroll
-      for (int v = 0; v < INNER / 32; v++) {
-        const uint4 u = load_once(source + v * 64);
-        a[2 * v][r] = u.x, a[2 * v][2 + r] = u.y, a[2 * v + 1][r] = u.z, a[2 * v + 1][2 + r] = u.w;
-      }
-      y[r] = p.y + row_offset(index, p.n, p.y_stride);
-      residual[r] = p.residual + row_offset(index, p.n, p.residual_stride);
-    }
-    prefetch_next(tile + step, residual_bytes, is_dense, p);
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
+    for (int part = 0; part < PARTS; part++) {
+      enum { GROUP_STEP = PANELS * PANEL };
       float acc[COLUMNS / 2];
-      residual_piece<PIECE> add[PARTS];
-      const u64 group_weights = weights + g * (PANELS * PANEL / 16);
+      const u32 at = part * COLUMNS / GROUP * GROUP_STEP + part * COLUMNS % GROUP * 128;
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < INNER / 16; k++)
-        wgmma(acc, a[k], group_weights + ((k / 4) * PANEL + (k % 4) * 32) / 16, k > 0);
+        wgmma(acc, a[k], weights + (at + (k / 4) * PANEL + (k % 4) * 32) / 16, k > 0);
       wgmma_commit();
-#pragma unroll
-      for (int part = 0; part < PARTS; part++) add[part].clear();
-      if (p.residual) add[0].load(residual, g * GROUP, p.residual_dtype);
       wgmma_wait();
+      add_biases(acc, biases + part * COLUMNS);
+      if (p.residual) {
+        if (PIECE == 4)
+          add_pieces<F32>(acc, add);
+        else if (p.residual_dtype == BF16)
+          add_pieces<BF16>(acc, add);
+        else
+          add_pieces<F16>(acc, add);
+        const bool is_last = part == PARTS - 1;
+        add.load(p, (is_last ? tile + step : tile) * TILE + row, is_last ? 0 : (part + 1) * PART_BYTES);
+      }
+      if (part == PARTS - 1) load_o(o, (tile + step) * TILE + row, p);
 #pragma unroll
-      for (int part = 0; part < PARTS; part++) {
-        const int column = g * GROUP + part * 64;
-        if (p.residual && part + 1 < PARTS) add[PARTS - 1].load(residual, column + 64, p.residual_dtype);
-        if (p.residual) add[part].convert(p.residual_dtype);
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-          if (is_there[r])
-            store_y<PIECE>(acc + part * 32, r, biases + column, add[part].words[r], y[r] + column * y_bytes, p.y_dtype);
+      for (int r = 0; r < 2; r++) {
+        uint4 v[PIECES];
+        if constexpr (PIECE == 4)
+          wide_pieces(acc, r, v);
+        else if (p.y_dtype == BF16)
+          narrow_pieces<BF16>(acc, r, v);
+        else
+          narrow_pieces<F16>(acc, r, v);
+        const u32 index = tile * TILE + row + 8 * r, eight = tile * TILE + in_group / 32 * 16 + 8 * r + 8;
+        char *to = p.y + row_offset(index < p.pixels ? index : p.pixels - 1, p.n, p.y_stride) + part * PART_BYTES;
+        put_rows(out, v, to, index < p.pixels, is_dense && eight <= p.pixels);
       }
     }
   }
+  bulk_wait();
 }
 
 // ---- entries --------------------------------------------------------------------------------------------------------

@@ -4,23 +4,29 @@
 #define OC_TRIATTN_MODULE_H
 
 enum {
-  OC__MODULE_INNER = 128,        /* H * D */
-  OC__MODULE_TILE = 64,          /* pixels that a warpgroup takes at a time */
-  OC__MODULE_GROUP = 128,        /* output columns of a product */
-  OC__MODULE_HEADS_MAX = 8,      /* columns of the pair bias's product */
-  OC__MODULE_PANEL_BYTES = 16384 /* a group's weights for 64 channels */
+  OC__MODULE_INNER = 128,         /* H * D */
+  OC__MODULE_TILE = 64,           /* pixels that a warpgroup takes at a time */
+  OC__MODULE_GROUP = 128,         /* output columns of a product */
+  OC__MODULE_HEADS_MAX = 8,       /* columns of the pair bias's product */
+  OC__MODULE_PANEL_BYTES = 16384, /* a group's weights for 64 channels */
+  OC__MODULE_STAGES = 3,          /* results of a warp on their way out, eight rows of at most 256 bytes each */
+  OC__MODULE_STAGE_BYTES = 2048
 };
 
 /* Threads of a block: three warpgroups of at most 168 registers a thread; a row of 256 channels needs more. */
 #define OC__MODULE_THREADS(channels) ((channels) == 256 ? 256 : 384)
 /* Projections (of q, k, v, gate) that a block of the prologue holds: four of 256 channels do not fit. */
 #define OC__MODULE_GROUPS(channels) ((channels) == 256 ? 2 : 4)
+#define OC__MODULE_STAGES_BYTES(channels)                                                                              \
+  (OC__MODULE_THREADS(channels) / 32 * OC__MODULE_STAGES * OC__MODULE_STAGE_BYTES)
 /* Dynamic shared memory; 1024: the panels start at a multiple of it. */
 #define OC__MODULE_PROLOGUE_SHARED(channels)                                                                           \
   (OC__MODULE_GROUPS(channels) * ((channels) / 64) * OC__MODULE_PANEL_BYTES + (channels) / 64 * 1024 + (channels)*8 +  \
-   OC__MODULE_GROUPS(channels) * OC__MODULE_GROUP * 4 + OC__MODULE_HEADS_MAX * 4 + 1024)
+   OC__MODULE_GROUPS(channels) * OC__MODULE_GROUP * 4 + OC__MODULE_HEADS_MAX * 4 + OC__MODULE_STAGES_BYTES(channels) + \
+   1024)
 #define OC__MODULE_EPILOGUE_SHARED(channels)                                                                           \
-  ((channels) / 256 * 2 * OC__MODULE_PANEL_BYTES + 2 * OC__MODULE_PANEL_BYTES + (channels)*4 + 1024)
+  ((channels) / 256 * 2 * OC__MODULE_PANEL_BYTES + 2 * OC__MODULE_PANEL_BYTES + (channels)*4 +                         \
+   OC__MODULE_STAGES_BYTES(channels) + 1024)
 
 /* Strides in bytes; data NULL: absent; dtype: oc_dtype. */
 typedef struct oc__module_vector {

@@ -72,6 +72,7 @@ int oc__triattn_native_takes(const oc_triattn *call) {
   const int64_t *q = call->q.shape;
   if (call->q.dtype != OC_BF16 || q[4] != OC__NATIVE_DEPTH || !isfinite(call->scale)) return 0;
   if (oc_view_count(&call->q) == 0 || call->k.shape[2] < 1 || !takes_mask(call)) return 0;
+  if (call->mask.dtype == OC_F64) return 0; /* the pass over flagged tiles does not read it */
   /* tile coordinates are ints, and so is the number of items */
   const int64_t items = pieces(q[1], 4) * pieces(q[2], 256);
   if (q[2] > 1 << 24 || call->k.shape[2] > 1 << 24 || items > INT_MAX / q[3] / q[0]) return 0;

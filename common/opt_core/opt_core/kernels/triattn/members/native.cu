@@ -498,6 +498,17 @@ __device__ __forceinline__ u32 fetch(u32 shared, int group, int warp) {
   return __shfl_sync(0xffffffffu, items, 0); // one value a warp: descriptors live in uniform registers
 }
 
+// The queries of the item before this one: their place is free when the copies of its results have read it. Asked for
+// after a step of this item, when they have.
+__device__ __forceinline__ void give_queries_back(u32 shared, const Barriers &bars, int group, int warp, int lane) {
+  const u32 items = fetch(shared, group, warp);
+  if (items > 0 && lane == 0) {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    barrier_arrive(bars.q_empty + 8 * ((items - 1) & 1));
+  }
+  __syncwarp();
+}
+
 // The part of an item that a warpgroup has: kTiles query tiles from `first` of the block's row `side`.
 template <int kTiles>
 __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared, const Barriers &bars, Stage &stage,
@@ -541,6 +552,7 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     products_wait();
     release(bars.empty + 8 * stage.at(), lane);
     stage.next(OC__NATIVE_STAGES);
+    if (step == 0) give_queries_back(shared, bars, group, warp, lane);
   }
   items = fetch(shared, group, warp);
   const Item it = read_item(shared + kItems + 32 * (items & 1));
@@ -553,10 +565,7 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     read_sums(place + (u32)(kSums + group * 2048 + t * 8), sum);
     write_tile(p, it, it.row + side, tile + t, queries + (u32)(t * 4096), o[t], sum, warp, lane);
   }
-  if (lane == 0) { // the buffer is free when the copies have read it
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-    barrier_arrive(bars.q_empty + 8 * (items & 1));
-  }
+  if (lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 __device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank,
@@ -581,8 +590,8 @@ __device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, 
         barrier_wait(bars.full + 8 * stage.at(), stage.parity());
         release(bars.empty + 8 * stage.at(), lane);
         stage.next(OC__NATIVE_STAGES);
+        if (step == 0) give_queries_back(shared, bars, group, warp, lane);
       }
-      if (lane == 0) barrier_arrive(bars.q_empty + 8 * (items & 1));
     }
     items = fetch(shared, group, warp) + 1;
   }
