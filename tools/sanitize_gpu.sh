@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # sanitize_gpu.sh PYTHON [SIZE...]  The CUDA members under compute-sanitizer: memcheck, racecheck and initcheck, each over
 # common/opt_core/tests/gpu/sanitize_*.py, which run every member once at the sizes given (33 and 130). All tools run; status 1 when one finds
-# something. The framework's caching of memory is off, so that each tensor is an allocation of its own and its end is watched.
+# something. racecheck leaves triattn_native out: it does not follow stages that another block of the cluster fills and both release (it
+# reports every read of the multicast bias), and its shared memory is checked by the rerun rung instead. The framework's caching of memory is off, so that each tensor is an allocation of its own and its end is watched.
 set -eu
 python=$1
 shift
@@ -15,8 +16,10 @@ status=0
 for program in $programs; do
   for tool in ${SANITIZER_TOOLS:-memcheck racecheck initcheck}; do
     echo "[sanitize-gpu] $tool: $(basename "$program") $*"
+    leave_out=""
+    [ "$tool" = racecheck ] && leave_out="--kernel-name-exclude kernel_substring=triattn_native"
     # shellcheck disable=SC2086
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --error-exitcode 9 ${SANITIZER_OPTIONS:-} "$python" "$program" "$@" || status=1
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --error-exitcode 9 $leave_out ${SANITIZER_OPTIONS:-} "$python" "$program" "$@" || status=1
   done
 done
 [ $status = 0 ] && echo "[sanitize-gpu] clean"

@@ -617,7 +617,11 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
       const int r = n / (OC__TRIATTN_MMA_SPAN / 32), start = first + n % (OC__TRIATTN_MMA_SPAN / 32) * 32;
       if (start >= p.keys + KEYS) continue; // a tile's last words may lie beyond the keys
       const bool there = start + lane < p.keys;
+#if OC_MUTANT == 4 // lost mask
+      const float m = 1.0f;
+#else
       const float m = there && p.mask_kind != MASK_NONE ? mask_at(x, r, start + lane) : 1.0f;
+#endif
       const u32 kept = vote(there && (p.mask_kind == MASK_ADD || m != 0.0f));
       const u32 graded = vote(p.mask_kind == MASK_ADD || (p.mask_kind == MASK_SUBTRACT && m != 0.0f && m != 1.0f));
       if (lane != 0) continue;
@@ -865,7 +869,11 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
           s[n][e] = keep ? fmaf(s[n][e], p.scale, bias[4 * n + e]) : LOWEST;
         }
     }
+#if OC_MUTANT == 3 // dropped tail
+    const int left = p.keys - first - 2 * t - 1;
+#else
     const int left = p.keys - first - 2 * t; // keys from this thread's first one
+#endif
     if (first + KEYS > p.keys) {
 #pragma unroll
       for (int n = 0; n < tiles; n++)
@@ -924,9 +932,17 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
 
   METHOD void tile(int r, int first, u32 panels, u32 mask_bits) {
     float s[tiles][4], base[2], shrink[2], tile_sum[2];
+#if OC_MUTANT == 1 // swapped operand
+    logits(s, r, panels + (2 * r + 1) * panel);
+#else
     logits(s, r, panels + 2 * r * panel);
+#endif
     if (late_bias) load_bias(first);
     if (r == 0) unpack_bias(first);
+#if OC_MUTANT == 2 // shifted index
+#pragma unroll
+    for (int n = 0; n < 2 * tiles; n++) bias[2 * n] = bias[2 * n + 1];
+#endif
     finish_logits(s, r, first, mask_bits);
     if (!late_bias && r == ROWS - 1 && first + KEYS < p.keys) load_bias(first + KEYS);
     bool grown = false;
@@ -972,6 +988,10 @@ template <int OPERANDS, int WIDE, int ROWS, int WARPS, int KEYS, bool FIXUP = fa
       total += exchange(total, 2);
       const int thread = thread_again(), row = done.q + (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * half;
       if (row >= p.queries) continue;
+      if constexpr (FIXUP) { // a flag a warp: the others' results are right, and where the gate lay already overwritten
+        const i64 tile = ((i64)(done.b * p.heads + done.h) * p.rows + i) * ((p.queries + 63) / 64) + done.q / 64;
+        if (p.flags[4 * tile + (thread >> 5)] == 0) continue;
+      }
       const bool dead = top[r][half] == LOWEST; // no weight anywhere
       const float nothing = counted ? NOT_A_NUMBER : 0.0f;
       const float inverse = reciprocal(total);

@@ -346,7 +346,11 @@ template <int DTYPE, int C>
 __device__ __forceinline__ row_statistics statistics_of(const x_piece<DTYPE, C> &x, const prologue_params &p) {
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll
+#if OC_MUTANT == 3 // dropped tail
+  for (int i = 0; i < C / 4 - 1; i++) sum += x.at(i);
+#else
   for (int i = 0; i < C / 4; i++) sum += x.at(i);
+#endif
   const float mean = p.rms ? 0.0f : quad_sum(sum) * (1.0f / C), shift = p.fast_variance ? 0.0f : mean;
 #pragma unroll
   for (int i = 0; i < C / 4; i++) {
@@ -393,6 +397,10 @@ template <int ROW_BYTES> __device__ __forceinline__ void prefetch_x(u32 tile, bo
 
 // Element of the packed bias: blocks of 64 queries x 64 keys in the order of the core's accumulators.
 __device__ __forceinline__ i64 packed_at(u32 plane, u32 query, u32 key, u32 blocks) {
+#if OC_MUTANT == 1 // swapped operand
+  const u32 first = query;
+  query = key, key = first;
+#endif
   const u32 thread = ((query >> 4) & 3) * 32 + (query & 7) * 4 + ((key >> 1) & 3);
   const u32 vector = (key >> 4) & 3, half = ((query >> 3) & 1) * 4 + (key & 1) * 2 + 1 - ((key >> 3) & 1);
   return (((i64)plane * blocks + (query >> 6)) * blocks + (key >> 6)) * 4096 + (vector * 128 + thread) * 8 + half;
@@ -453,7 +461,11 @@ __device__ __forceinline__ void normalise(const x_piece<DTYPE, C> (&x)[2], const
 #pragma unroll
   for (int k = 0; k < C / 16; k++) {
     const int column = DTYPE == F32 ? 16 * k + 4 * lane : 32 * (k / 2) + 8 * lane + 4 * (k % 2);
+#if OC_MUTANT == 2 // shifted index
+    const float4 w = *(const float4 *)(norm_weight + (column ^ 4)), b = *(const float4 *)(norm_bias + column);
+#else
     const float4 w = *(const float4 *)(norm_weight + column), b = *(const float4 *)(norm_bias + column);
+#endif
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const float y0 = fmaf((x[r].at(4 * k) - s[r].mean) * s[r].scale, w.x, b.x);

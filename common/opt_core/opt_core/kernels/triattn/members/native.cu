@@ -16,7 +16,8 @@
 //  - The mask is one more step of the product: 16 columns, three bf16 parts of the addend against ones.
 //  - No maximum is taken off. bf16 keeps f32's exponent range, so the result is right while the row's sum stays within
 //    2^-100 .. 2^120, that is while its largest logit is within about -69 .. 83. A tile that leaves the range, and a
-//    row with every key masked, is flagged and computed again by the general member with a running maximum.
+//    row with every key masked, is flagged and computed again by the general member with a running maximum; until then
+//    its 16 rows of the result are left alone.
 #include "native.h"
 
 typedef unsigned u32;
@@ -462,16 +463,20 @@ __device__ __forceinline__ void write_tile(const oc__native_params &p, const Ite
                  : "memory");
   }
   const bool low = sum0 > 0x1p-100f && sum0 < 0x1p120f, high = sum1 > 0x1p-100f && sum1 < 0x1p120f;
-  const bool bad = __any_sync(0xffffffffu, (query < p.queries && !low) || (query + 8 < p.queries && !high));
+  float zero = 0.0f; // unless a value has left the range
+#pragma unroll
+  for (int c = 0; c < 16; c++) zero = fmaf(o[c], 0.0f, zero);
+  const bool outside = (query < p.queries && !low) || (query + 8 < p.queries && !high);
+  const bool bad = __any_sync(0xffffffffu, outside || zero != 0.0f);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
-  if (lane == 0) {
+  if (lane == 0 && !bad) // bad rows stay as they are: the gate may lie there
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
                      (u64)&p.out),
                  "r"(place), "r"(0), "r"((it.query_tile + tile) * kTile + 16 * warp), "r"(it.h), "r"(i), "r"(it.b)
                  : "memory");
+  if (lane == 0)
     p.flags[4 * (((i64)(it.b * p.heads + it.h) * p.rows + i) * p.query_tiles + it.query_tile + tile) + warp] = bad;
-  }
   if (p.lse && quad == 0) {
     float *lse = p.lse + it.b * p.lse_stride[0] + i * p.lse_stride[1] + it.h * p.lse_stride[2];
     if (query < p.queries) lse[query * p.lse_stride[3]] = log2_fast(sum0) * kLn2;
@@ -488,6 +493,7 @@ __device__ __forceinline__ void release(u32 empty, int lane) {
 // What a warp needs before and after the keys but not in between: a register less there.
 __device__ __forceinline__ void stash(u32 shared, int group, int warp, u32 items) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + kStash + (u32)(16 * group + 4 * warp)), "r"(items) : "memory");
+  __syncwarp();
 }
 __device__ __forceinline__ u32 fetch(u32 shared, int group, int warp) {
   u32 items;
@@ -496,17 +502,6 @@ __device__ __forceinline__ u32 fetch(u32 shared, int group, int warp) {
                : "r"(shared + kStash + (u32)(16 * group + 4 * warp))
                : "memory");
   return __shfl_sync(0xffffffffu, items, 0); // one value a warp: descriptors live in uniform registers
-}
-
-// The queries of the item before this one: their place is free when the copies of its results have read it. Asked for
-// after a step of this item, when they have.
-__device__ __forceinline__ void give_queries_back(u32 shared, const Barriers &bars, int group, int warp, int lane) {
-  const u32 items = fetch(shared, group, warp);
-  if (items > 0 && lane == 0) {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    barrier_arrive(bars.q_empty + 8 * ((items - 1) & 1));
-  }
-  __syncwarp();
 }
 
 // The part of an item that a warpgroup has: kTiles query tiles from `first` of the block's row `side`.
@@ -552,7 +547,6 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     products_wait();
     release(bars.empty + 8 * stage.at(), lane);
     stage.next(OC__NATIVE_STAGES);
-    if (step == 0) give_queries_back(shared, bars, group, warp, lane);
   }
   items = fetch(shared, group, warp);
   const Item it = read_item(shared + kItems + 32 * (items & 1));
@@ -565,7 +559,10 @@ __device__ __forceinline__ void walk_item(const oc__native_params &p, u32 shared
     read_sums(place + (u32)(kSums + group * 2048 + t * 8), sum);
     write_tile(p, it, it.row + side, tile + t, queries + (u32)(t * 4096), o[t], sum, warp, lane);
   }
-  if (lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  if (lane == 0) { // the buffer is free when the copies have read it
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+    barrier_arrive(bars.q_empty + 8 * (items & 1));
+  }
 }
 
 __device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank,
@@ -590,8 +587,8 @@ __device__ __forceinline__ void consume(const oc__native_params &p, u32 shared, 
         barrier_wait(bars.full + 8 * stage.at(), stage.parity());
         release(bars.empty + 8 * stage.at(), lane);
         stage.next(OC__NATIVE_STAGES);
-        if (step == 0) give_queries_back(shared, bars, group, warp, lane);
       }
+      if (lane == 0) barrier_arrive(bars.q_empty + 8 * (items & 1));
     }
     items = fetch(shared, group, warp) + 1;
   }
