@@ -90,7 +90,9 @@ def gpu_row(rows: list[dict]) -> list[dict]:
     forms = {name: [r for r in rows if r["row"] == name] for name in names}
     widest = max(len(f) for f in forms.values())
     good = [f for f in forms.values() if len(f) == widest and all(passes(r) for r in f)]
-    return min(good, key=lambda f: sum(r["us"] for r in f), default=[])
+    total = [sum(r["us"] for r in f) for f in good]
+    # rows within 3 % are equal to the clock: the first in the bench's order serves, it takes the most call classes
+    return next((f for f, us in zip(good, total) if us <= 1.03 * min(total)), [])
 
 
 def padded_ranges(values: list[int]) -> dict[int, tuple[int, int]]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program `opt_core`: exit statuses, what goes to which stream, and the files made from its tables."""
+import functools
 import importlib.util
 import json
 import os
@@ -459,7 +460,9 @@ def test_run_forwards_signals(program, number):
     code = ("import signal, sys, time\n"
             f"signal.signal({int(number)}, lambda *a: sys.exit(40 + {int(number)}))\n"
             "print('ready', flush=True)\ntime.sleep(30)\n")
-    with subprocess.Popen([program, "run", "--", sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+    # a test run in the background ignores SIGINT, and what is ignored is inherited
+    heed = functools.partial(signal.signal, number, signal.SIG_DFL)
+    with subprocess.Popen([program, "run", "--", sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, preexec_fn=heed) as child:
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
         assert child.wait(timeout=20) == 40 + number
