@@ -8,7 +8,7 @@ bound by products and bytes grows. A size at which the row is not faster than th
 serves there. Exact cells reach as far as the proof and no further: from 1 to the largest size that tests/contract/test_exact_rows.py compares, at the
 widths that it compares, on the stack that it ran on. The written table is what is reviewed and edited.
 
-A GPU's result has several rows a size: the fastest that passes in every form measured gets the cell. Heads only multiply the work there; a head width
+A GPU's result has several rows a size: the fastest that passes in every form measured and takes every call of the class gets the cell. Heads only multiply the work there; a head width
 covers those below it down to the next measured one, since it is padded up; the module's widths reach no further than measured.
 """
 from __future__ import annotations
@@ -77,6 +77,7 @@ def cells_of(family: str, rows: list[dict], content: dict, result: str) -> list[
     return cells
 
 
+NARROW = {"cuda_sm90a"}  # refuses some calls of a cell's class (head widths, masks, strides) that a general row serves: gets no cell
 GPU_DEVICES = {"h200": "sm_90a"}  # result files by the machine's word -> the device of a call class
 
 
@@ -86,9 +87,9 @@ def passes(row: dict) -> bool:
 
 def gpu_row(rows: list[dict]) -> list[dict]:
     """Of one size, the measurements of the row that passes in every form and takes the least time in all; [] for none."""
-    names = dict.fromkeys(r["row"] for r in rows)
+    names = dict.fromkeys(r["row"] for r in rows if r["row"] not in NARROW)
     forms = {name: [r for r in rows if r["row"] == name] for name in names}
-    widest = max(len(f) for f in forms.values())
+    widest = max((len(f) for f in forms.values()), default=0)
     good = [f for f in forms.values() if len(f) == widest and all(passes(r) for r in f)]
     total = [sum(r["us"] for r in f) for f in good]
     # rows within 3 % are equal to the clock: the first in the bench's order serves, it takes the most call classes
