@@ -69,7 +69,7 @@ class Tensor:
 
     @classmethod
     def __torch_function__(cls, *arguments):
-        raise NotImplementedError
+        raise AssertionError("it names memory and computes nothing")
 
     def __init__(self, *shape, element=BF16, device=(CUDA, 0), at=0x7000_0000_0000):
         self.element, self.device, self.at = element, device, at

@@ -207,7 +207,7 @@ def triattn_module(
 
     def call(*inputs):
         y = glue.output(out, inputs[0])
-        tensors = _module_tensors(y, *inputs)
+        tensors = (inputs[0], y, *(inputs[i] for i in _DESCRIPTOR))
         return glue.run("triattn_module", tier, tensors, scalars, row, rows_off, y, out)
 
     if not glue.is_watched((*inputs, out)):
@@ -226,48 +226,9 @@ def triattn_module(
     return glue.watched("triattn_module", call, inputs, settings, _recast_module, (out,), tier)
 
 
-def _module_tensors(
-    y,
-    x,
-    to_q,
-    to_k,
-    to_v,
-    to_bias,
-    out_proj,
-    to_gate,
-    norm_weight,
-    norm_bias,
-    to_q_bias,
-    to_k_bias,
-    to_v_bias,
-    to_bias_bias,
-    to_gate_bias,
-    out_proj_bias,
-    mask,
-    residual,
-):
-    """In the order of the descriptor."""
-    return (
-        x,
-        y,
-        mask,
-        residual,
-        norm_weight,
-        norm_bias,
-        to_q,
-        to_q_bias,
-        to_k,
-        to_k_bias,
-        to_v,
-        to_v_bias,
-        to_bias,
-        to_bias_bias,
-        to_gate,
-        to_gate_bias,
-        out_proj,
-        out_proj_bias,
-    )
-
+_DESCRIPTOR = (15, 16, 7, 8, 1, 9, 2, 10, 3, 11, 4, 12, 6, 13, 5, 14)
+"""What follows x and y in the descriptor: mask, residual, the norm, then weight and bias of each projection. Positions
+among the arguments."""
 
 _NORM = (7, 8)  # positions of norm_weight and norm_bias among the arguments after x
 _LINEARS = tuple(i for i in range(1, 15) if i not in _NORM)
@@ -278,13 +239,8 @@ def _recast_module(dtype, *inputs):
     cast = kernels.glue().cast
     inputs = [cast(tensor, dtype) if i in _LINEARS else tensor for i, tensor in enumerate(inputs)]
     residual = inputs[16] if len(inputs) > 16 else None
-    return tuple(inputs), dtype if residual is None else _promoted(dtype, residual.dtype)
-
-
-def _promoted(dtype, other):
-    import torch
-
-    return torch.promote_types(dtype, other)
+    promoted = kernels.glue().torch.promote_types
+    return tuple(inputs), dtype if residual is None else promoted(dtype, residual.dtype)
 
 
 def _backward(grad, *inputs, **settings):

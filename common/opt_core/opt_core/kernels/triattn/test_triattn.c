@@ -597,6 +597,47 @@ static void test_refusals(void **state) {
   assert_int_equal(executed, 4 * member_count);
 }
 
+/* Needs no GPU: what the wgmma core does not take is named before the device is looked at. The plain call gets as far
+ * as the device. */
+static void test_cuda_sm90a_names_what_it_does_not_take(void **state) {
+  const oc_member *const member = oc_member_for_device(OC_FAMILY_TRIATTN, "cuda_sm90a", "sm_90a");
+  const spec plain = {.b = 1, .i = 2, .nq = 5, .nk = 5, .h = 2, .d = 32, .dtype = OC_BF16, .bias_dtype = OC_F32};
+  spec f16 = plain, wide = plain, no_key = plain, add = plain, weak = plain, f64 = plain, odd = plain;
+  const oc_exec exec = {.device = OC_DEVICE_HOST};
+  (void)state;
+  f16.dtype = OC_F16;
+  wide.d = 64;
+  no_key.nk = 0;
+  add.mask = OC_MASK_ADD, add.mask_dtype = OC_F32;
+  weak.mask = OC_MASK_FILL, weak.mask_dtype = OC_BOOL, weak.mask_value = -1e4f;
+  f64.mask = OC_MASK_ZERO, f64.mask_dtype = OC_F64;
+  odd.how = ODD;
+  const struct {
+    const spec *of;
+    oc_status status;
+    oc_reason reason;
+    const char *text;
+  } cases[] = {{&plain, OC_BAD_ARG, OC_REASON_NONE, "device: 0"},
+               {&f16, OC_REFUSED, OC_REASON_DTYPE, "q=f16"},
+               {&f64, OC_REFUSED, OC_REASON_DTYPE, "mask=f64"},
+               {&wide, OC_REFUSED, OC_REASON_SHAPE, "d=64"},
+               {&no_key, OC_REFUSED, OC_REASON_SHAPE, "no query or no key"},
+               {&add, OC_REFUSED, OC_REASON_DIALECT, "mask_kind="},
+               {&weak, OC_REFUSED, OC_REASON_DIALECT, "mask_value=-10000"},
+               {&odd, OC_REFUSED, OC_REASON_LAYOUT, "q: last stride 1"}};
+  assert_non_null(member);
+  for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+    oc_err err = {0};
+    data x = data_make(cases[n].of, 0);
+    poison(&x.out);
+    assert_int_equal(member->run(&x.call, &exec, &err), cases[n].status);
+    assert_int_equal(err.reason, cases[n].reason);
+    if (!strstr(err.detail, cases[n].text)) fail_msg("'%s' without '%s'", err.detail, cases[n].text);
+    assert_int_equal(guards_broken(&x.out), 0);
+    data_free(&x);
+  }
+}
+
 static void test_bad_arguments(void **state) {
   const spec s = {.b = 1,
                   .i = 2,
@@ -1192,6 +1233,7 @@ int main(void) {
       cmocka_unit_test(test_empty),
       cmocka_unit_test(test_wide_offsets),
       cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_cuda_sm90a_names_what_it_does_not_take),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_class),
       cmocka_unit_test(test_module_order_free),

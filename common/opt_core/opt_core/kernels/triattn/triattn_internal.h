@@ -20,6 +20,9 @@ static inline oc__attention oc__triattn_attention(const oc_triattn *call) {
                          .mask_kind = call->mask_kind};
 }
 
+/* How many pieces of `size` cover `count`. */
+static inline int64_t oc__triattn_pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 /* REFUSED: what none of the CPU rows serves; takes_f64: the reference also takes F64 tensors. */
 static inline oc_status oc__triattn_refuse(const oc_triattn *call, int takes_f64, oc_err *err) {
   const oc_view *const same[] = {&call->k, &call->v, &call->gate, &call->out};

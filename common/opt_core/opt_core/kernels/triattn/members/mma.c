@@ -146,7 +146,7 @@ static oc__triattn_mma_params params_of(const oc_triattn *call, const void *pack
                               .mask_type = mask_code(call->mask.dtype),
                               .mask_kind = (int)call->mask_kind,
                               .paths = paths_of(call),
-                              .key_tiles = (int)((call->k.shape[2] + 63) / 64),
+                              .key_tiles = (int)oc__triattn_pieces(call->k.shape[2], 64),
                               .scale = call->scale,
                               .mask_value = call->mask_value};
   strides(&call->q, 5, p.q_stride);
@@ -172,13 +172,11 @@ static int entry_of(const oc_triattn *call) {
   return ENTRY_COUNT; /* refuse() lets no width beyond the last one through */
 }
 
-static int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 /* 0: more blocks than a grid has. */
 static unsigned blocks_of(const oc_triattn *call, const entry *e) {
   const int64_t *q = call->q.shape;
-  int64_t blocks = pieces(q[2], 16 * e->warps);
-  const int64_t more[] = {pieces(q[1], e->rows), q[3], q[0]};
+  int64_t blocks = oc__triattn_pieces(q[2], 16 * e->warps);
+  const int64_t more[] = {oc__triattn_pieces(q[1], e->rows), q[3], q[0]};
   for (int n = 0; n < 3; n++) {
     if (blocks > INT_MAX / more[n]) return 0;
     blocks *= more[n];
@@ -189,7 +187,8 @@ static unsigned blocks_of(const oc_triattn *call, const entry *e) {
 /* A thread reads the flags of 4 tiles at a time, two threads a block at least. */
 static unsigned fixup_blocks(const oc_triattn *call, const oc__cuda_limits *limits) {
   const int64_t *q = call->q.shape;
-  const int64_t pairs = pieces(q[0] * q[1] * q[3] * pieces(q[2], 64), 8), resident = 2 * limits->multiprocessors;
+  const int64_t pairs = oc__triattn_pieces(q[0] * q[1] * q[3] * oc__triattn_pieces(q[2], 64), 8),
+                resident = 2 * limits->multiprocessors;
   return (unsigned)(pairs < resident ? pairs : resident);
 }
 

@@ -86,9 +86,9 @@ static module_plan module_plan_make(const oc_triattn_module *call, char *base) {
                    .channels = call->x.shape[3],
                    .heads = call->heads,
                    .has_gate = oc_view_is_present(&call->to_gate.weight)};
-  const int64_t blocks = (p.n + OC__NATIVE_TILE - 1) / OC__NATIVE_TILE;
+  const int64_t blocks = oc__triattn_pieces(p.n, OC__NATIVE_TILE);
   p.pixels = p.batch * p.n * p.n;
-  p.tiles = (p.pixels + OC__MODULE_TILE - 1) / OC__MODULE_TILE;
+  p.tiles = oc__triattn_pieces(p.pixels, OC__MODULE_TILE);
   p.plane_bytes = (size_t)p.pixels * OC__MODULE_INNER * 2;
   p.packed_bytes = (size_t)(p.batch * p.heads * blocks * blocks) * OC__NATIVE_BLOCK_BYTES;
   p.at_packed = 4 * p.plane_bytes;
@@ -296,7 +296,6 @@ oc_status oc__triattn_module_native_sm90a(const void *call, const oc_exec *exec,
   OC_TRY(oc__workspace_check(exec, plan.at_core + plan.core_bytes, err));
   if (((uintptr_t)exec->workspace & 255u) != 0) return OC_FAIL(err, BAD_ARG, 0, "workspace: not aligned to 256 bytes");
   const oc_triattn core = core_call(module, &plan, exec->workspace);
-  if (!oc__triattn_native_takes(&core))
-    return OC_REFUSE(err, SHAPE, "core: b=%" PRId64 " n=%" PRId64 " h=%" PRId64, plan.batch, plan.n, plan.heads);
+  OC_TRY(oc__triattn_native_refuse(&core, err));
   return run_stages(module, &plan, &core, exec, err);
 }

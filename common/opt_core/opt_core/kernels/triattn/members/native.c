@@ -26,8 +26,6 @@ const oc__cuda_kernel *const oc__triattn_native_kernels[] = {&core_kernel, &pack
 
 _Static_assert(sizeof(oc__native_map) == sizeof(oc__cuda_map), "a tensor map is 128 bytes");
 
-static int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
 /* ---- which calls ------------------------------------------------------------------------------------------------- */
 
 /* [b, i, n, h, d] as the tensor map has it: d, n, h, i, b. */
@@ -68,16 +66,39 @@ static int takes_mask(const oc_triattn *call) {
   }
 }
 
-int oc__triattn_native_takes(const oc_triattn *call) {
-  const int64_t *q = call->q.shape;
-  if (call->q.dtype != OC_BF16 || q[4] != OC__NATIVE_DEPTH || !isfinite(call->scale)) return 0;
-  if (oc_view_count(&call->q) == 0 || call->k.shape[2] < 1 || !takes_mask(call)) return 0;
-  if (call->mask.dtype == OC_F64) return 0; /* the pass over flagged tiles does not read it */
-  /* tile coordinates are ints, and so is the number of items */
-  const int64_t items = pieces(q[1], 4) * pieces(q[2], 256);
-  if (q[2] > 1 << 24 || call->k.shape[2] > 1 << 24 || items > INT_MAX / q[3] / q[0]) return 0;
-  return fits_map(&call->q) && fits_map(&call->k) && fits_map(&call->v) && fits_map(&call->out) &&
-         (!oc_view_is_present(&call->gate) || fits_pairs(&call->gate));
+static oc_status refuse_sizes(const oc_triattn *call, oc_err *err) {
+  const int64_t *q = call->q.shape, keys = call->k.shape[2], most = 1 << 24; /* tile coordinates and items are ints */
+  if (q[4] != OC__NATIVE_DEPTH)
+    return OC_REFUSE(err, SHAPE, "d=%" PRId64 ", the core takes %d", q[4], OC__NATIVE_DEPTH);
+  if (oc_view_count(&call->q) == 0 || keys < 1) return OC_REFUSE(err, SHAPE, "no query or no key");
+  if (q[2] > most || keys > most)
+    return OC_REFUSE(err, SHAPE, "nq=%" PRId64 " nk=%" PRId64 ", the core takes up to %" PRId64, q[2], keys, most);
+  if (oc__triattn_pieces(q[1], 4) * oc__triattn_pieces(q[2], 256) > INT_MAX / q[3] / q[0])
+    return OC_REFUSE(err, SHAPE, "b=%" PRId64 " s=%" PRId64 " nq=%" PRId64 " h=%" PRId64 ": more than 2^31 - 1 items",
+                     q[0], q[1], q[2], q[3]);
+  return OC_OK;
+}
+
+static oc_status refuse_layout(const oc_triattn *call, oc_err *err) {
+  const oc_view *const views[] = {&call->q, &call->k, &call->v, &call->out};
+  static const char *const names[] = {"q", "k", "v", "out"};
+  for (size_t n = 0; n < sizeof views / sizeof views[0]; n++)
+    if (!fits_map(views[n]))
+      return OC_REFUSE(err, LAYOUT, "%s: last stride 1, all others and the address multiples of 16 bytes", names[n]);
+  if (oc_view_is_present(&call->gate) && !fits_pairs(&call->gate))
+    return OC_REFUSE(err, LAYOUT, "gate: last stride 1, all others and the address multiples of 4 bytes");
+  return OC_OK;
+}
+
+oc_status oc__triattn_native_refuse(const oc_triattn *call, oc_err *err) {
+  if (call->q.dtype != OC_BF16) return OC_REFUSE(err, DTYPE, "q=%s, the core takes bf16", oc_dtype_word(call->q.dtype));
+  if (call->mask.dtype == OC_F64) /* the pass over flagged tiles does not read it */
+    return OC_REFUSE(err, DTYPE, "mask=%s", oc_dtype_word(call->mask.dtype));
+  if (!isfinite(call->scale)) return OC_REFUSE(err, DIALECT, "scale=%g", (double)call->scale);
+  if (!takes_mask(call))
+    return OC_REFUSE(err, DIALECT, "mask_kind=%d mask_value=%g", (int)call->mask_kind, (double)call->mask_value);
+  OC_TRY(refuse_sizes(call, err));
+  return refuse_layout(call, err);
 }
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
@@ -89,7 +110,8 @@ typedef struct core_plan {
 
 static core_plan plan_of(const oc_triattn *call, int has_packed_bias) {
   const int64_t *q = call->q.shape;
-  core_plan p = {.query_tiles = pieces(q[2], OC__NATIVE_TILE), .key_tiles = pieces(call->k.shape[2], OC__NATIVE_TILE)};
+  core_plan p = {.query_tiles = oc__triattn_pieces(q[2], OC__NATIVE_TILE),
+                 .key_tiles = oc__triattn_pieces(call->k.shape[2], OC__NATIVE_TILE)};
   p.blocks = q[0] * q[3] * p.query_tiles * p.key_tiles;
   p.packed_bytes = has_packed_bias ? 0 : (size_t)p.blocks * OC__NATIVE_BLOCK_BYTES;
   p.flags_bytes = (size_t)(4 * q[0] * q[3] * q[1] * p.query_tiles);
@@ -128,8 +150,8 @@ static oc_status params_of(const oc_triattn *call, const core_plan *plan, const 
                            .queries = (int)q[2],
                            .keys = (int)call->k.shape[2],
                            .heads = (int)q[3],
-                           .row_groups = (int)pieces(q[1], 2 * OC__NATIVE_ROWS),
-                           .query_groups = (int)pieces(plan->query_tiles, OC__NATIVE_QUERY_TILES),
+                           .row_groups = (int)oc__triattn_pieces(q[1], 2 * OC__NATIVE_ROWS),
+                           .query_groups = (int)oc__triattn_pieces(plan->query_tiles, OC__NATIVE_QUERY_TILES),
                            .query_tiles = (int)plan->query_tiles,
                            .key_tiles = (int)plan->key_tiles,
                            .mask_dtype = (int)call->mask.dtype,
@@ -208,7 +230,7 @@ oc_status oc__triattn_native_core(const oc_triattn *call, const void *packed_bia
  * heads are done at a time. */
 static int64_t heads_at_once(const oc_triattn *call) {
   const int64_t heads = call->q.shape[3];
-  return plan_of(call, 0).packed_bytes > (size_t)4 << 20 && heads > 1 ? pieces(heads, 2) : heads;
+  return plan_of(call, 0).packed_bytes > (size_t)4 << 20 && heads > 1 ? oc__triattn_pieces(heads, 2) : heads;
 }
 
 static void slice(oc_view *view, int axis, int64_t first, int64_t count) {
@@ -237,14 +259,14 @@ static oc_status run_core(const oc_triattn *call, const oc_exec *exec, oc_err *e
 
 size_t oc__triattn_native_sm90a_workspace(const void *call, int threads) {
   (void)threads;
-  if (!oc__triattn_native_takes(call)) return 0;
+  if (oc__triattn_native_refuse(call, NULL) != OC_OK) return 0;
   const oc_triattn part = heads_of(call, 0, heads_at_once(call));
   return oc__triattn_native_core_bytes(&part, 0);
 }
 
 oc_status oc__triattn_native_sm90a(const void *call, const oc_exec *exec, oc_err *err) {
   OC_TRY(oc__triattn_refuse(call, 0, err));
-  if (!oc__triattn_native_takes(call)) return oc__triattn_mma_run(call, exec, NULL, err);
+  if (oc__triattn_native_refuse(call, NULL) != OC_OK) return oc__triattn_mma_run(call, exec, NULL, err);
   return run_core(call, exec, err);
 }
 
@@ -254,14 +276,7 @@ size_t oc__triattn_cuda_sm90a_workspace(const void *call, int threads) {
 }
 
 oc_status oc__triattn_cuda_sm90a(const void *call, const oc_exec *exec, oc_err *err) {
-  const oc_triattn *const core = call;
-  OC_TRY(oc__triattn_refuse(core, 0, err));
-  if (core->q.dtype != OC_BF16) return OC_REFUSE(err, DTYPE, "q=%s, the row takes bf16", oc_dtype_word(core->q.dtype));
-  if (core->q.shape[4] != OC__NATIVE_DEPTH)
-    return OC_REFUSE(err, SHAPE, "d=%" PRId64 ", the row takes %d", core->q.shape[4], OC__NATIVE_DEPTH);
-  if (!takes_mask(core))
-    return OC_REFUSE(err, DIALECT, "mask_kind=%d mask_value=%g", (int)core->mask_kind, (double)core->mask_value);
-  if (!oc__triattn_native_takes(core))
-    return OC_REFUSE(err, LAYOUT, "q, k, v: last stride 1, all other strides and the address multiples of 16 bytes");
-  return run_core(core, exec, err);
+  OC_TRY(oc__triattn_refuse(call, 0, err));
+  OC_TRY(oc__triattn_native_refuse(call, err));
+  return run_core(call, exec, err);
 }

@@ -60,7 +60,7 @@ typedef struct oc__native_pack_params {
 oc_status oc__triattn_native_core(const oc_triattn *call, const void *packed_bias, void *workspace,
                                   size_t workspace_bytes, const oc_exec *exec, oc_err *err);
 size_t oc__triattn_native_core_bytes(const oc_triattn *call, int has_packed_bias);
-/* 1 when the core takes the call; else the general member does. */
-int oc__triattn_native_takes(const oc_triattn *call);
+/* REFUSED dtype:, shape:, dialect:, layout: what the core does not take and the general member does. err may be NULL. */
+oc_status oc__triattn_native_refuse(const oc_triattn *call, oc_err *err);
 #endif
 #endif
