@@ -367,7 +367,8 @@ def errors(got: torch.Tensor, want: torch.Tensor):
 
 def check_bound(got, want, stock_value, dtype, what: str, units: float = 1.0) -> str | None:
     """Root mean square of the error at most 1.5 times the stock form's, the largest (one element's luck) at most 3
-    times; below `units` half units of the last place (largest: four times that) of the largest value nothing is asked."""
+    times; below `units` half units of the last place (largest: four times that) of the largest value nothing is asked.
+    An lse counts as 1 at least: an error of a logarithm is a relative error of the sum, also where the sum is near 1."""
     largest, rms = errors(got, want)
     if largest == math.inf:
         odd = torch.where(want.isnan(), ~got.isnan(), torch.where(want.isinf(), got.double() != want, ~torch.isfinite(got)))
@@ -376,7 +377,7 @@ def check_bound(got, want, stock_value, dtype, what: str, units: float = 1.0) ->
     stock_largest, stock_rms = errors(stock_value, want)
     finite = torch.isfinite(want)
     value = float(want[finite].abs().max()) if bool(finite.any()) else 0.0
-    floor = 4 * units * UNIT[dtype] * value
+    floor = 4 * units * UNIT[dtype] * (max(value, 1.0) if what == "lse" else value)
     if rms <= max(1.5 * stock_rms, 0.25 * floor) and largest <= max(3 * stock_largest, floor):
         return None
     at = first((got.double() - want).abs().nan_to_num(nan=-1.0, posinf=-1.0) >= largest)

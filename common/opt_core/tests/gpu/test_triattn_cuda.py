@@ -65,7 +65,7 @@ def climb(rung, cases, row, say, count):
     with torch.no_grad():
         for case in cases:
             guarded(rung, case, row, tally)
-    worst = f"; error against the stock form's: median {statistics.median(tally.ratios):.2f}, most {max(tally.ratios):.2f}" if tally.ratios else ""
+    worst = f"; error against the stock form's: median {statistics.median(tally.ratios):.2f}, most {max(tally.ratios):.3g}" if tally.ratios else ""
     say(f"{rung.__name__} {row}: {tally}{worst}")
     assert tally.count == len(cases)
     assert tally.ran >= sum(ladder.must_serve(case, row) for case in cases)

@@ -151,14 +151,16 @@ static oc_status params_of(const oc_triattn *call, const core_plan *plan, const 
                            .keys = (int)call->k.shape[2],
                            .heads = (int)q[3],
                            .row_groups = (int)oc__triattn_pieces(q[1], 2 * OC__NATIVE_ROWS),
-                           .query_groups = (int)oc__triattn_pieces(plan->query_tiles, OC__NATIVE_QUERY_TILES),
+                           .whole_groups = (int)(plan->query_tiles / OC__NATIVE_QUERY_TILES),
                            .query_tiles = (int)plan->query_tiles,
                            .key_tiles = (int)plan->key_tiles,
                            .mask_dtype = (int)call->mask.dtype,
                            .mask_kind = (int)call->mask_kind,
                            .mask_value = call->mask_value,
                            .scale = call->scale};
-  p->items = q[0] * q[3] * p->row_groups * p->query_groups;
+  const int64_t row_items = q[0] * q[3] * p->row_groups;
+  p->whole_items = row_items * p->whole_groups;
+  p->items = p->whole_items + (plan->query_tiles % OC__NATIVE_QUERY_TILES ? row_items : 0);
   take_strides(&call->mask, in_order, 3, p->mask_stride);
   take_strides(&call->gate, in_order, 4, p->gate_stride);
   take_strides(&call->lse, in_order, 4, p->lse_stride);

@@ -160,16 +160,24 @@ __device__ __forceinline__ float bf16_high(u32 packed) { return __uint_as_float(
 struct Item {
   int b, h, row, query_tile, tiles; // first row of this block, first query tile, query tiles
 };
+// Items of four query tiles first, then those of what is left. Each cluster takes every n-th item: were large and small
+// ones to alternate, an even number of clusters would give all the large ones to half of them.
 __device__ __forceinline__ Item item_at(const oc__native_params &p, u32 index, u32 rank) {
   Item it;
-  const u32 group = index % (u32)p.query_groups;
-  u32 rest = index / (u32)p.query_groups;
+  u32 rest = index, group = (u32)p.whole_groups;
+  it.tiles = p.query_tiles - (int)group * OC__NATIVE_QUERY_TILES;
+  if (index < (u32)p.whole_items) {
+    group = index % (u32)p.whole_groups;
+    rest = index / (u32)p.whole_groups;
+    it.tiles = OC__NATIVE_QUERY_TILES;
+  } else {
+    rest -= (u32)p.whole_items;
+  }
+  it.query_tile = (int)group * OC__NATIVE_QUERY_TILES;
   it.row = (int)(rest % (u32)p.row_groups) * 2 * OC__NATIVE_ROWS + (int)rank * OC__NATIVE_ROWS;
   rest /= (u32)p.row_groups;
   it.h = (int)(rest % (u32)p.heads);
   it.b = (int)(rest / (u32)p.heads);
-  it.query_tile = (int)group * OC__NATIVE_QUERY_TILES;
-  it.tiles = min(OC__NATIVE_QUERY_TILES, p.query_tiles - it.query_tile);
   return it;
 }
 
@@ -268,16 +276,26 @@ __device__ __forceinline__ void produce(const oc__native_params &p, u32 shared, 
 
 // ---- the mask as a product ------------------------------------------------------------------------------------------
 
-// oc_dtype: 1 f32, 2 bf16, 3 f16, 4 f64, 5 bool, 6 u8, 7 i32, 8 i64
-__device__ __forceinline__ float mask_at(const oc__native_params &p, i64 at) {
+// A mask value as it lies in memory; what has 64 bits, as the f32 nearest to it. oc_dtype: 1 f32, 2 bf16, 3 f16, 5 bool,
+// 6 u8, 7 i32, 8 i64
+__device__ __forceinline__ u32 mask_word(const oc__native_params &p, i64 at) {
   switch (p.mask_dtype) {
-  case 1: return ((const float *)p.mask)[at];
-  case 2: return __uint_as_float((u32)((const unsigned short *)p.mask)[at] << 16);
-  case 3: return from_half(((const unsigned short *)p.mask)[at]);
-  case 4: return (float)((const double *)p.mask)[at];
-  case 7: return (float)((const int *)p.mask)[at];
-  case 8: return (float)((const i64 *)p.mask)[at];
-  default: return (float)((const unsigned char *)p.mask)[at];
+  case 1:
+  case 7: return ((const u32 *)p.mask)[at];
+  case 2:
+  case 3: return ((const unsigned short *)p.mask)[at];
+  case 8: return __float_as_uint((float)((const i64 *)p.mask)[at]);
+  default: return ((const unsigned char *)p.mask)[at];
+  }
+}
+__device__ __forceinline__ float mask_value(const oc__native_params &p, u32 word) {
+  switch (p.mask_dtype) {
+  case 1:
+  case 8: return __uint_as_float(word);
+  case 2: return bf16_low(word);
+  case 3: return from_half(word);
+  case 7: return (float)(int)word;
+  default: return (float)word;
   }
 }
 // oc_mask_kind: 1 subtract, 2 fill, 3 zero, 4 add. As a power of two, like all scores here. A key that is filled or
@@ -301,27 +319,68 @@ __device__ __forceinline__ void write_columns(u32 into, float x) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(into), "r"(first), "r"(second) : "memory");
 }
 
-// One warp a row r of the block; a lane takes keys `lane` and `lane + 32` of each tile.
+// The steps of all items of this cluster, one after the other.
+struct MaskSteps {
+  u32 index;
+  int step;
+  i64 from;    // the row's mask
+  bool inside; // there is such a row
+  __device__ __forceinline__ void begin_item(const oc__native_params &p, u32 rank, int r) {
+    step = 0;
+    inside = false;
+    if (index >= (u32)p.items) return;
+    const Item it = item_at(p, index, rank);
+    from = it.b * p.mask_stride[0] + (it.row + r) * p.mask_stride[1];
+    inside = it.row + r < p.rows;
+  }
+  __device__ __forceinline__ void next(const oc__native_params &p, u32 rank, int r) {
+    if (++step < p.key_tiles) return;
+    index += item_step();
+    begin_item(p, rank, r);
+  }
+  __device__ __forceinline__ void load(const oc__native_params &p, int lane, u32 (&word)[2]) const {
+    const int key = step * kTile + lane;
+    word[0] = inside && key < p.keys ? mask_word(p, from + key * p.mask_stride[2]) : 0;
+    word[1] = inside && key + 32 < p.keys ? mask_word(p, from + (key + 32) * p.mask_stride[2]) : 0;
+  }
+};
+
+// One warp a row r of the block; a lane takes keys `lane` and `lane + 32` of each tile. Values are fetched two tiles
+// before their turn: a step over the keys may take less time than a fetch. Absent keys are left out by the bias.
 __device__ __forceinline__ void produce_mask(const oc__native_params &p, u32 shared, const Barriers &bars, u32 rank,
                                              int r, int lane) {
+  constexpr int kAhead = 2;
   Stage stage(1);
-  for (u32 index = first_item(); index < (u32)p.items; index += item_step()) {
-    const Item it = item_at(p, index, rank);
-    const i64 from = it.b * p.mask_stride[0] + (it.row + r) * p.mask_stride[1];
-    const bool inside = it.row + r < p.rows;
+  MaskSteps ahead;
+  ahead.index = first_item();
+  ahead.begin_item(p, rank, r);
+  u32 word[kAhead][2];
+#pragma unroll
+  for (int n = 0; n < kAhead; n++) {
+    ahead.load(p, lane, word[n]);
+    ahead.next(p, rank, r);
+  }
+  u32 index = first_item();
+  int step = 0;
 #pragma unroll 1
-    for (int step = 0; step < p.key_tiles; step++) {
-      const int key = step * kTile + lane;
-      const float low = inside && key < p.keys ? mask_at(p, from + key * p.mask_stride[2]) : 1.0f;
-      const float high = inside && key + 32 < p.keys ? mask_at(p, from + (key + 32) * p.mask_stride[2]) : 1.0f;
+  while (index < (u32)p.items) {
+#pragma unroll
+    for (int n = 0; n < kAhead; n++) {
+      if (index >= (u32)p.items) break;
       barrier_wait(bars.empty + 8 * stage.at(), stage.parity());
       const u32 into = shared + (u32)(stage.at() * kStage + kMask + r * kColumns + lane * 16);
-      write_columns(into, mask_addend(p, low));
-      write_columns(into + 512, mask_addend(p, high));
+      write_columns(into, mask_addend(p, mask_value(p, word[n][0])));
+      write_columns(into + 512, mask_addend(p, mask_value(p, word[n][1])));
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       __syncwarp();
       if (lane == 0) barrier_arrive(bars.full + 8 * stage.at());
       stage.next(OC__NATIVE_STAGES);
+      ahead.load(p, lane, word[n]);
+      ahead.next(p, rank, r);
+      if (++step == p.key_tiles) {
+        step = 0;
+        index += item_step();
+      }
     }
   }
 }

@@ -35,9 +35,10 @@ typedef struct oc__native_params {
   long long mask_stride[3];    /* b, i, k; elements */
   long long gate_stride[4];    /* b, i, n, h; elements, multiples of 8 */
   long long lse_stride[4];     /* b, i, h, n */
-  long long items;             /* batches x heads x row groups x query groups */
+  long long whole_items;       /* of four query tiles: batches x heads x row groups x whole groups */
+  long long items;             /* and one for the tiles that are left of each row group */
   int rows, queries, keys, heads;
-  int row_groups, query_groups, query_tiles, key_tiles;
+  int row_groups, whole_groups, query_tiles, key_tiles;
   int mask_dtype, mask_kind; /* oc_dtype, oc_mask_kind */
   float mask_value;
   float scale;
