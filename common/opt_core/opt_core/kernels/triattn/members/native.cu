@@ -276,8 +276,8 @@ __device__ __forceinline__ void produce(const oc__native_params &p, u32 shared, 
 
 // ---- the mask as a product ------------------------------------------------------------------------------------------
 
-// A mask value as it lies in memory; what has 64 bits, as the f32 nearest to it. oc_dtype: 1 f32, 2 bf16, 3 f16, 5 bool,
-// 6 u8, 7 i32, 8 i64
+// A mask value as it lies in memory; what has 64 bits, as the f32 nearest to it. oc_dtype: 1 f32, 2 bf16, 3 f16,
+// 5 bool, 6 u8, 7 i32, 8 i64
 __device__ __forceinline__ u32 mask_word(const oc__native_params &p, i64 at) {
   switch (p.mask_dtype) {
   case 1:
