@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns measured rows into cells: bench/results/<machine>-<family>.json -> kernels/<family>/<FAMILY>_CELLS.json.
 
-    python bench/cells.py trimul [--machine xeon-amx,h200]     # the results of these machines that are there, in one table
+    python bench/cells.py trimul [--machine xeon-amx,h200] # the results of these machines that are there, in one table
 
 A measured size covers the sizes round it, up to the geometric mean with its neighbours; the largest covers up to 32 times itself: above it only the
 bound by products and bytes grows. A size at which the row is not faster than the stock op, or has more than 1.5 times its error, gets no cell: the stock op
@@ -127,7 +127,7 @@ def gpu_cells(family: str, rows: list[dict], content: dict, result: str, device:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("family")
-    p.add_argument("--machine", default="xeon-amx,h200")
+    p.add_argument("--machine", default="xeon-amx,zen-avx512_bf16,h200")
     args = p.parse_args()
     cells = []
     for machine, (name, tier) in ((m, t) for m in args.machine.split(",") for t in ((args.family, "fast"), ("exact", "exact"))):

@@ -396,7 +396,7 @@ class Lever:
         """
         device = "cpu-" + _core.cpu_isa()
         cells = [cell for cell in _core.cells(self.family) if cell["tier"] == self.mode]
-        here = [cell for cell in cells if cell["device"] == device]
+        here = [cell for cell in cells if cell["device"] in (device, _core.device_below(device))]
         if not here and any(cell["device"].startswith("sm_") for cell in cells):
             found = _cuda_devices()
             here = [cell for cell in cells if cell["device"] in found]

@@ -56,7 +56,7 @@ OC_API int oc_levers_off_has(const char *text, const char *lever, const char *ro
   X(OPT_CORE_BOOTSTRAP, "*", "folder that `opt_core run` puts first on PYTHONPATH; set by python -m opt_core")         \
   X(OPT_CORE_CELL_CENSUS_PRINT, "0|1|uncovered", "when the CELLS line is printed at exit")                             \
   X(OPT_CORE_CELLS, "*", "file of measured cells laid over the tables that are built in")                              \
-  X(OPT_CORE_ISA, "generic|avx2|avx512", "the instruction-set level that CPU members use")                             \
+  X(OPT_CORE_ISA, "generic|avx2|avx512|avx512_bf16", "the instruction-set level that CPU members use")                 \
   X(OPT_CORE_KIT_VARIABLES, "*", "variables of the installed kits, joined by ','; set by python -m opt_core")          \
   X(OPT_CORE_MANIFEST, "*", "file or directory of the run record")                                                     \
   X(OPT_CORE_PARENT, "*", "set for children of a process that holds a run")                                            \

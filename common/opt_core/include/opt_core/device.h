@@ -13,7 +13,8 @@ extern "C" {
 #define OC_ISA_LIST(X)                                                                                                 \
   X(GENERIC, "generic", "the baseline of the architecture")                                                            \
   X(AVX2, "avx2", "AVX2, FMA, F16C and an OS that saves YMM")                                                          \
-  X(AVX512, "avx512", "AVX-512 F, BW, DQ, VL and an OS that saves ZMM")
+  X(AVX512, "avx512", "AVX-512 F, BW, DQ, VL and an OS that saves ZMM")                                                \
+  X(AVX512_BF16, "avx512_bf16", "that and AVX512_BF16: members with products of bf16")
 
 typedef enum oc_isa {
 #define X(id, word, needs) OC_ISA_##id,
@@ -28,7 +29,7 @@ typedef struct oc_cpu {
   char vendor[16];                   /* CPUID vendor text, "" where the architecture has none */
   char model[64];                    /* brand string or "" */
   oc_isa isa;                        /* highest level that both the processor and the operating system offer */
-  int has_avx512_bf16, has_amx_bf16; /* facts for the record; no member needs them yet */
+  int has_avx512_bf16, has_amx_bf16; /* facts for the record; no member needs AMX yet */
 } oc_cpu;
 
 /* Reads CPUID and XGETBV once; later calls return the same facts. Never fails. Thread-safe. */

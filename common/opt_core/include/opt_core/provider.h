@@ -142,7 +142,12 @@ typedef struct oc_choice {
   const oc_member *member;
 } oc_choice;
 
-/* Pure: the same arguments give the same answer. No clock, environment or device query.
+/* The device whose cells count where a device has none of its own for a class: "cpu-avx512" for "cpu-avx512_bf16", whose
+ * f32 members are the same code; NULL for every other. */
+OC_API const char *oc_device_below(const char *device);
+
+/* Pure: the same arguments give the same answer. No clock, environment or device query. Cells of the class's device come
+ * before those of the device below it.
  * REFUSED uncovered_cell:<family>:<class> when no cell covers the class; proof:<row>:<stack> when only exact cells
  * proven on other stacks do; arch:<device> when the row has no member for the device. */
 OC_API oc_status oc_select(const oc_cells *cells, const oc_class *cls, oc_choice *out, oc_err *err);

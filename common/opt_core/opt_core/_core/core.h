@@ -95,7 +95,8 @@ int oc__family_argument(PyObject *module, PyObject *args, oc_family *family);
 oc__py_function oc__py_version, oc__py_abi_version, oc__py_build_parts, oc__py_reasons, oc__py_mode_parse;
 oc__py_function oc__py_environment_check, oc__py_gate_pin, oc__py_gate_arch, oc__py_gate_host_floor;
 oc__py_function oc__py_digest_file, oc__py_prebuilt_read, oc__py_version_compare;
-oc__py_function oc__py_cpu_facts, oc__py_cpu_isa, oc__py_cpu_threads, oc__py_cuda_facts, oc__py_cuda_prepare;
+oc__py_function oc__py_cpu_facts, oc__py_cpu_isa, oc__py_device_below, oc__py_cpu_threads, oc__py_cuda_facts,
+    oc__py_cuda_prepare;
 oc__py_function oc__py_cuda_modules, oc__py_cuda_libraries;
 oc__py_function oc__py_cells, oc__py_members, oc__py_cells_overlay_digest;
 oc__py_keyword_function oc__py_select;

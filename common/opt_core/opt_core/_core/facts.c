@@ -130,6 +130,15 @@ PyObject *oc__py_cpu_isa(PyObject *module, PyObject *ignored) {
   return oc_cpu_isa(&isa, &err) == OC_OK ? oc__text(oc_isa_word(isa)) : oc__raise(oc__state_of(module), &err);
 }
 
+PyObject *oc__py_device_below(PyObject *module, PyObject *args) {
+  (void)module;
+  const char *device;
+  if (!PyArg_ParseTuple(args, "s:device_below", &device)) return NULL;
+  const char *below = oc_device_below(device);
+  if (below) return oc__text(below);
+  Py_RETURN_NONE;
+}
+
 PyObject *oc__py_cpu_threads(PyObject *module, PyObject *ignored) {
   (void)module, (void)ignored;
   return PyLong_FromLong(oc_cpu_threads());

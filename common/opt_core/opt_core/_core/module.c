@@ -134,6 +134,8 @@ static PyMethodDef functions[] = {
     {"cells_overlay_digest", oc__py_cells_overlay_digest, METH_NOARGS, "cells_overlay_digest() -> 64 hex digits or ''"},
     {"cpu_facts", oc__py_cpu_facts, METH_NOARGS, "cpu_facts() -> dict"},
     {"cpu_isa", oc__py_cpu_isa, METH_NOARGS, "cpu_isa() -> the level in use"},
+    {"device_below", oc__py_device_below, METH_VARARGS,
+     "device_below(device) -> the device whose cells count where this one has none, or None"},
     {"cpu_threads", oc__py_cpu_threads, METH_NOARGS, "cpu_threads() -> threads that a member would use now"},
     {"cuda_facts", oc__py_cuda_facts, METH_VARARGS, "cuda_facts(ordinal=0) -> dict; Refused no_device, driver"},
     {"cuda_prepare", oc__py_cuda_prepare, METH_VARARGS,

@@ -56,6 +56,11 @@
 #else
 #define IF_BUILT_AVX512(...)
 #endif
+#ifdef OPT_CORE_HAS_AVX512_BF16
+#define IF_BUILT_AVX512_BF16(...) __VA_ARGS__
+#else
+#define IF_BUILT_AVX512_BF16(...)
+#endif
 
 #define OC_MEMBER(row, name, device, isa, flags)                                                                       \
   IF_BUILT_##isa({#row, #name, FAMILY, device, OC_ISA_##isa, flags, WORKSPACE_OF(name), RUN_OF(name)}, )

@@ -4,9 +4,11 @@
 
 #include <string.h>
 
-/* `form` is the class's form, sorted. */
-static int covers(const oc_cell *cell, const oc_class *cls, const char *form) {
-  if (cell->tier != cls->tier || cell->dtype != cls->dtype || strcmp(cell->device, cls->device) != 0) return 0;
+const char *oc_device_below(const char *device) { return strcmp(device, "cpu-avx512_bf16") == 0 ? "cpu-avx512" : NULL; }
+
+/* `form` is the class's form, sorted; `device` the class's or the one below. */
+static int covers(const oc_cell *cell, const oc_class *cls, const char *form, const char *device) {
+  if (cell->tier != cls->tier || cell->dtype != cls->dtype || strcmp(cell->device, device) != 0) return 0;
   for (int dim = 0; dim < OC_DIM_COUNT; dim++)
     if (cls->dim[dim] < cell->low[dim] || cls->dim[dim] >= cell->high[dim]) return 0;
   return oc__form_accepts(cell->form, form);
@@ -41,18 +43,19 @@ oc_status oc_select(const oc_cells *cells, const oc_class *cls, oc_choice *out, 
   const oc_cell *unproven = NULL;
   OC_TRY(check_class(cells, cls, err));
   if (!oc__form_sort(cls->form, form)) return OC_FAIL(err, BAD_ARG, 0, "form %s is no set of words", cls->form);
-  for (int i = 0; i < cells->count; i++) {
-    const oc_cell *cell = &cells->cells[i];
-    if (!covers(cell, cls, form)) continue;
-    if (!is_proven(cell, cls->stack)) {
-      if (!unproven) unproven = cell;
-      continue;
+  for (const char *device = cls->device; device; device = oc_device_below(device))
+    for (int i = 0; i < cells->count; i++) {
+      const oc_cell *cell = &cells->cells[i];
+      if (!covers(cell, cls, form, device)) continue;
+      if (!is_proven(cell, cls->stack)) {
+        if (!unproven) unproven = cell;
+        continue;
+      }
+      const oc_member *member = oc_member_for_device(cls->family, cell->row, cls->device);
+      if (!member) return OC_REFUSE(err, ARCH, "%s", cls->device);
+      *out = (oc_choice){cell, member};
+      return OC_OK;
     }
-    const oc_member *member = oc_member_for_device(cls->family, cell->row, cls->device);
-    if (!member) return OC_REFUSE(err, ARCH, "%s", cls->device);
-    *out = (oc_choice){cell, member};
-    return OC_OK;
-  }
   if (unproven) return OC_REFUSE(err, PROOF, "%s:%s", unproven->row, cls->stack);
   return refuse_uncovered(cls, err);
 }

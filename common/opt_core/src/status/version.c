@@ -36,9 +36,12 @@ int oc_version_compare(const char *a, const char *b) {
 
 const char *oc_build_part(int index) {
   static const char *const parts[] = {
-      "json",   "sodium",
+      "json",        "sodium",
 #ifdef _OPENMP
       "openmp",
+#endif
+#ifdef OPT_CORE_HAS_AVX512_BF16
+      "avx512_bf16",
 #endif
 #ifdef OPT_CORE_HAS_AVX512
       "avx512",

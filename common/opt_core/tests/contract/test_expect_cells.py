@@ -17,13 +17,16 @@ class Core:
 
     def __init__(self, cells, devices=()):
         self._cells = [dict(tier=tier, device=device, stacks=stacks) for tier, device, stacks in cells]
-        self._devices, self.asked = devices, 0
+        self._devices, self.asked, self.isa = devices, 0, "avx512"
 
     def cells(self, family):
         return self._cells
 
     def cpu_isa(self):
-        return "avx512"
+        return self.isa
+
+    def device_below(self, device):
+        return _core.device_below(device)
 
     def cuda_facts(self, ordinal):
         self.asked += 1
@@ -43,6 +46,16 @@ def test_cells_of_this_processor_leave_the_driver_alone(monkeypatch):
     core = Core([("fast", "cpu-avx512", []), ("fast", "sm_90a", [])], devices=(90,))
     ask(monkeypatch, core)
     assert core.asked == 0
+
+
+def test_cells_of_the_device_below_count(monkeypatch):
+    core = Core([("fast", "cpu-avx512", [])])
+    core.isa = "avx512_bf16"
+    ask(monkeypatch, core)
+    core = Core([("fast", "cpu-avx2", [])])
+    core.isa = "avx512_bf16"
+    with pytest.raises(Refused, match="^uncovered_cell:ln:fast.cpu-avx512_bf16$"):
+        ask(monkeypatch, core)
 
 
 def test_a_table_without_cuda_cells_leaves_the_driver_alone(monkeypatch):

@@ -22,7 +22,7 @@ OPS = {
     "triattn_module": "triattn",
     "apb": "apb",
 }
-LEVELS = ("generic", "avx2", "avx512")
+LEVELS = ("generic", "avx2", "avx512", "avx512_bf16")
 
 
 def entry(op):
@@ -76,6 +76,7 @@ def member(request, monkeypatch):
         assert choice == ("", row, name)
         return result
 
+    serve.inner = int(isa == "avx512_bf16" and op in ("triattn", "apb"))  # products of bf16 round the softmax weights
     return op, serve
 
 
@@ -202,7 +203,7 @@ def test_narrow_dtypes_are_served_with_one_rounding_or_refused(member, dtype):
         assert refusal.word == "dtype" and not must_serve
         return
     assert result.dtype is dtype
-    assert cases.excess(result, reference(op, arguments)) <= 1
+    assert cases.excess(result, reference(op, arguments), serve.inner * (dtype is torch.bfloat16)) <= 1
 
 
 def test_every_mix_of_dtypes_is_served_right_or_refused_by_name(member):
@@ -221,7 +222,8 @@ def test_every_mix_of_dtypes_is_served_right_or_refused_by_name(member):
                 continue
             served += 1
             assert result.dtype is dtype
-            assert cases.excess(result, reference(op, mixed)) <= 1, (dtype, other, name)
+            inner = serve.inner * (dtype is torch.bfloat16)
+            assert cases.excess(result, reference(op, mixed), inner) <= 1, (dtype, other, name)
     assert executed == 9 * sum(isinstance(v, torch.Tensor) for v in one_case(op, generator(4)).values()) - 9
     assert served >= executed // 5
 
@@ -390,7 +392,7 @@ def test_uncovered_is_refused_and_covered_is_served():
 def test_isa_of_the_environment_is_obeyed(monkeypatch):
     for isa in runnable():
         monkeypatch.setenv("OPT_CORE_ISA", isa)
-        _, choice = entry("ln")(torch.ones(2, 8), row="cpu")
+        _, choice = entry("transition")(**one_case("transition", generator(6)), row="cpu")
         assert choice[2] == f"cpu_{isa}"
     monkeypatch.setenv("OPT_CORE_ISA", "sse9")
     with pytest.raises(Refused, match="environment:OPT_CORE_ISA"):

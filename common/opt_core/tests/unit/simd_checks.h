@@ -351,13 +351,70 @@ static void test_gemm_rows_stand_alone(void **state) {
   }
 }
 
+#if OC_HAS_PAIRS
+/* A row of n floats becomes n bf16 and, behind an odd last one, a zero; nothing else is touched. */
+static void test_pair_row(void **state) {
+  (void)state;
+  static float row[80];
+  int executed = 0;
+  for (int64_t n = 0; n <= 70; n++, executed++) {
+    float old[80];
+    for (int i = 0; i < 80; i++) row[i] = old[i] = 1e3f * random_float();
+    oc__pair_row(n, row);
+    const uint16_t *narrow = (const uint16_t *)row;
+    for (int64_t i = 0; i < n; i++) assert_int_equal(narrow[i], oc__to_bf16(old[i]));
+    if (n % 2) assert_int_equal(narrow[n], 0);
+    for (int64_t i = n; i < 80; i++) assert_int_equal(oc__f32_bits(row[i]), oc__f32_bits(old[i]));
+  }
+  assert_int_equal(executed, 71);
+}
+
+/* Small whole numbers: bf16 holds them, and their sums are exact in any order. */
+static void test_pair_gemm(void **state) {
+  (void)state;
+  static const int64_t ns[] = {1, OC_NR - 1, OC_NR, OC_NR + 1, 100}, ks[] = {1, 2, 17, 511, 512, 513, 1029};
+  int executed = 0;
+  for (int64_t i = 0; i < N_MAX * 2 * K_MAX; i++) weight[i] = (float)((int)(random_u64() % 5) - 2);
+  for (int64_t m = 1; m <= M_MAX; m += 3)
+    for (int n = 0; n < 5; n++)
+      for (int k = 0; k < 7; k++, executed++) {
+        const int64_t columns = ns[n], depth = ks[k], lda = K_MAX + 5, ldc = oc__panels(columns) * OC_NR;
+        const oc_view view = {
+            .data = weight, .dtype = OC_F32, .rank = 2, .shape = {columns, depth}, .stride = {2 * K_MAX, 1}};
+        static float a[M_MAX * (K_MAX + 5)];
+        for (int64_t i = 0; i < M_MAX * lda; i++) a[i] = matrix_a[i] = (float)((int)(random_u64() % 7) - 3);
+        for (int64_t r = 0; r < m; r++) oc__pair_row(depth, a + r * lda);
+        oc__pack_linear(&view, packed);
+        for (int64_t p = 0; p < oc__panels(columns); p++) oc__pair_panel(depth, packed + p * OC_NR * depth);
+        oc__pair_gemm(m, columns, depth, (const uint16_t *)a, 2 * lda, packed, product, ldc);
+        for (int64_t r = 0; r < m; r++)
+          for (int64_t c = 0; c < columns; c++) {
+            double want = 0.0;
+            for (int64_t i = 0; i < depth; i++)
+              want += (double)matrix_a[r * lda + i] * (double)weight[c * view.stride[0] + i];
+            assert_true((double)product[r * ldc + c] == want);
+          }
+      }
+  assert_int_equal(executed, (M_MAX + 2) / 3 * 35);
+}
+#endif
+
 static int run_checks(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_exp),           cmocka_unit_test(test_sigmoid),
-      cmocka_unit_test(test_bf16),          cmocka_unit_test(test_f16),
-      cmocka_unit_test(test_partial_lanes), cmocka_unit_test(test_arithmetic),
-      cmocka_unit_test(test_rows),          cmocka_unit_test(test_transpose),
-      cmocka_unit_test(test_gemm_tails),    cmocka_unit_test(test_gemm_rows_stand_alone),
+#if OC_HAS_PAIRS
+    cmocka_unit_test(test_pair_row),
+    cmocka_unit_test(test_pair_gemm),
+#endif
+    cmocka_unit_test(test_exp),
+    cmocka_unit_test(test_sigmoid),
+    cmocka_unit_test(test_bf16),
+    cmocka_unit_test(test_f16),
+    cmocka_unit_test(test_partial_lanes),
+    cmocka_unit_test(test_arithmetic),
+    cmocka_unit_test(test_rows),
+    cmocka_unit_test(test_transpose),
+    cmocka_unit_test(test_gemm_tails),
+    cmocka_unit_test(test_gemm_rows_stand_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

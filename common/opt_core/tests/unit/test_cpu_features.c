@@ -23,7 +23,10 @@ static void test_levels(void **state) {
   (void)state;
   oc__cpuid id = {0};
   assert_int_equal(oc__cpu_isa_of(&id), OC_ISA_GENERIC);
-  assert_int_equal(oc__cpu_isa_of(&zen4), OC_ISA_AVX512);
+  assert_int_equal(oc__cpu_isa_of(&zen4), OC_ISA_AVX512_BF16);
+  id = zen4, id.leaf7_1_eax = 0;
+  assert_int_equal(oc__cpu_isa_of(&id), OC_ISA_AVX512);
+  assert_false(oc__cpu_has_avx512_bf16(&id));
   assert_true(oc__cpu_has_avx512_bf16(&zen4));
   assert_false(oc__cpu_has_amx_bf16(&zen4));
   id = zen4, id.xcr0 = 0x07; /* the system saves YMM but not ZMM */
@@ -100,6 +103,7 @@ static void test_words(void **state) {
   assert_string_equal(oc_isa_word(OC_ISA_GENERIC), "generic");
   assert_string_equal(oc_isa_word(OC_ISA_AVX2), "avx2");
   assert_string_equal(oc_isa_word(OC_ISA_AVX512), "avx512");
+  assert_string_equal(oc_isa_word(OC_ISA_AVX512_BF16), "avx512_bf16");
   assert_string_equal(oc_isa_word(OC_ISA_COUNT), "unknown");
   assert_string_equal(oc_isa_word((oc_isa)-1), "unknown");
   assert_true(oc__isa_find("avx2", &isa));
@@ -131,8 +135,9 @@ static void test_facts_agree_with_the_kernel(void **state) {
       kernel_says("avx2") && kernel_says("fma") && kernel_says("f16c") && kernel_says("bmi1") && kernel_says("bmi2");
   int avx512 =
       avx2 && kernel_says("avx512f") && kernel_says("avx512bw") && kernel_says("avx512dq") && kernel_says("avx512vl");
-  assert_int_equal(cpu->isa, avx512 ? OC_ISA_AVX512 : avx2 ? OC_ISA_AVX2 : OC_ISA_GENERIC);
-  assert_int_equal(cpu->has_avx512_bf16, avx512 && kernel_says("avx512_bf16"));
+  const int bf16 = avx512 && kernel_says("avx512_bf16");
+  assert_int_equal(cpu->isa, bf16 ? OC_ISA_AVX512_BF16 : avx512 ? OC_ISA_AVX512 : avx2 ? OC_ISA_AVX2 : OC_ISA_GENERIC);
+  assert_int_equal(cpu->has_avx512_bf16, bf16);
   assert_int_equal(strlen(cpu->vendor), 12);
 #else
   (void)kernel_says;

@@ -51,7 +51,7 @@ static void test_refused(void **state) {
              {"OPT_CORE_CELL_CENSUS_PRINT=2", "environment:OPT_CORE_CELL_CENSUS_PRINT=2 (accepted: 0|1|uncovered)"},
              {"OPT_CORE_CELL_CENSUS_PRINT=uncover",
               "environment:OPT_CORE_CELL_CENSUS_PRINT=uncover (accepted: 0|1|uncovered)"},
-             {"OPT_CORE_ISA=AVX2", "environment:OPT_CORE_ISA=AVX2 (accepted: generic|avx2|avx512)"},
+             {"OPT_CORE_ISA=AVX2", "environment:OPT_CORE_ISA=AVX2 (accepted: generic|avx2|avx512|avx512_bf16)"},
              {"OPT_CORE_RANK=-1", "environment:OPT_CORE_RANK=-1 (accepted: <n>)"},
              {"OPT_CORE_RANK=1 ", "environment:OPT_CORE_RANK=1\\x20 (accepted: <n>)"},
              {"OPT_CORE_RANK=1234567890", "environment:OPT_CORE_RANK=1234567890 (accepted: <n>)"}};

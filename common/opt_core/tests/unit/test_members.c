@@ -115,6 +115,10 @@ static void test_find(void **state) {
   }
 #if defined(__x86_64__) /* every level is built there */
   assert_int_equal(oc_member_find(OC_FAMILY_TRIMUL, "cpu", OC_ISA_AVX512)->isa, OC_ISA_AVX512);
+  /* products of bf16 where the family has them, else the level below */
+  assert_int_equal(oc_member_find(OC_FAMILY_TRANSITION, "cpu", OC_ISA_AVX512)->isa, OC_ISA_AVX512);
+  assert_int_equal(oc_member_find(OC_FAMILY_TRANSITION, "cpu", OC_ISA_AVX512_BF16)->isa, OC_ISA_AVX512_BF16);
+  assert_int_equal(oc_member_find(OC_FAMILY_LN, "cpu", OC_ISA_AVX512_BF16)->isa, OC_ISA_AVX512);
 #endif
 }
 
@@ -147,7 +151,8 @@ static void test_find_cuda(void **state) {
 
 static void test_devices(void **state) {
   (void)state;
-  static const char *const good[] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "sm_90a", "sm_80", "sm_120f", NULL};
+  static const char *const good[] = {"cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512_bf16",
+                                     "sm_90a",      "sm_80",    "sm_120f",    NULL};
   static const char *const bad[] = {"",     "cpu",    "cpu-",    "cpu-neon", "cpu-avx2 ", "sm_",
                                     "sm_a", "sm_90A", "sm_90ab", "sm_9000",  NULL};
   for (int i = 0; good[i]; i++) assert_true(oc__device_is_known(good[i]));

@@ -123,6 +123,32 @@ static void test_member_of_the_device(void **state) {
   oc_cells_free(cells);
 }
 
+/* avx512_bf16 takes what was measured on it first, then what was measured on avx512; no other device looks elsewhere. */
+static void test_the_device_below(void **state) {
+  (void)state;
+  oc_choice choice;
+  oc_cells *cells = parse(TABLE(
+      "transition", CELL("a", "\"form\":\"*\"") "," CELL_ON("b", "cpu-avx512_bf16", "\"form\":\"*\",\"c\":[64,65]")));
+  oc_class cls = make_class("", 5);
+  cls.family = OC_FAMILY_TRANSITION;
+  strcpy(cls.device, "cpu-avx512_bf16");
+  cls.dim[OC_DIM_C] = 64;
+  assert_int_equal(oc_select(cells, &cls, &choice, NULL), OC_OK);
+  assert_string_equal(choice.cell->id, "b"); /* though "a" stands before it */
+  cls.dim[OC_DIM_C] = 128;
+  assert_int_equal(oc_select(cells, &cls, &choice, NULL), OC_OK);
+  assert_string_equal(choice.cell->id, "a");
+#if defined(__x86_64__)
+  assert_string_equal(choice.member->name, "cpu_avx512_bf16"); /* the member is this device's all the same */
+#endif
+  static const char *const others[] = {"cpu-avx512", "cpu-avx2", "cpu-generic", "sm_90a", "cpu-neon", ""};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_null(oc_device_below(others[i]));
+  strcpy(cls.device, "cpu-avx2");
+  check_refused(cells, cls, OC_REFUSED, OC_REASON_UNCOVERED_CELL,
+                "transition:transition.fast.cpu-avx2.f32.-.n<=8.c=128");
+  oc_cells_free(cells);
+}
+
 static void test_bad_arguments(void **state) {
   (void)state;
   oc_choice choice;
@@ -311,6 +337,7 @@ int main(void) {
                                      cmocka_unit_test(test_forms),
                                      cmocka_unit_test(test_exact_needs_proof),
                                      cmocka_unit_test(test_member_of_the_device),
+                                     cmocka_unit_test(test_the_device_below),
                                      cmocka_unit_test(test_bad_arguments),
                                      cmocka_unit_test(test_against_a_naive_loop),
                                      cmocka_unit_test(test_text)};

@@ -1068,15 +1068,23 @@ static void test_module_rounded_norm(void **state) {
   must(serve_with(serve_module, module_reference, &r, 1, &err), &err);
   must(serve_with(serve_module, module_reference, &p, 1, &err), &err);
   assert_true(error_of(&plain.view, &want.view) > 1e-4); /* rounding shows */
+  tensor stored;
+  const oc_triattn_module narrow = module_into(&m, &s, &stored, OC_BF16);
+  must(serve_with(serve_module, module_reference, &narrow, 1, &err), &err);
   for (int e = 0; e < module_member_count; e++) {
     tensor y;
     const oc_triattn_module call = module_into(&m, &s, &y, OC_F32);
     must(serve_with(serve_module, module_members[e], &call, 2, &err), &err);
-    assert_true(error_of(&y.view, &want.view) < 0.2 * error_of(&plain.view, &want.view));
+    /* products of bf16 round q, k, v and the weights as well: near the stored form, not near the f32 one */
+    if (module_members[e]->isa == OC_ISA_AVX512_BF16)
+      assert_true(error_of(&y.view, &want.view) < 1.5 * error_of(&stored.view, &want.view));
+    else
+      assert_true(error_of(&y.view, &want.view) < 0.2 * error_of(&plain.view, &want.view));
     tensor_free(&y);
   }
   tensor_free(&want);
   tensor_free(&plain);
+  tensor_free(&stored);
   module_free(&m);
 }
 

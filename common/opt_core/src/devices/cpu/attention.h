@@ -6,6 +6,9 @@
  *   logits  OC_MR rows of scratch. The softmax needs three walks over them (largest, exp and sum, product); they stay
  *           in L1 up to about 700 keys and in L2 to about 20 000, so nothing is rescaled as in the online form
  * A query row's bits depend on its own data, Nk and D only: not on the block, the chunk or the thread.
+ *
+ * With products of bf16 (gemm.h; q, k and v are bf16) the queries, both panels and the weights hold pairs. The weights
+ * are rounded to bf16 for the second product; their sum is taken before.
  */
 #ifndef OC_ATTENTION_H
 #define OC_ATTENTION_H
@@ -49,6 +52,7 @@ typedef struct oc__head {
   const oc__key_mask *mask;
   float scale;
   int bias_first;
+  int has_pairs; /* queries are rows of bf16, the panels hold pairs; each in the place of its floats */
 } oc__head;
 
 /* Leading dimension of a logit row. The odd cache line keeps OC_MR rows out of one cache set when Nk is a power of two.
@@ -95,6 +99,14 @@ OC_INLINE void oc__key_panel(const float *rows, int64_t ld, int64_t count, int64
 
 /* s[OC_MR, panels(keys) * OC_NR] = products of the queries and the keys; missing keys give 0. */
 OC_INLINE void oc__products(const oc__head *head, const float *q, int64_t ldq, float *s, int64_t lds) {
+#if OC_HAS_PAIRS
+  if (head->has_pairs) {
+    for (int64_t key = 0; key < head->keys; key += OC_NR)
+      oc__pair_tile(OC_MR, 0, (head->depth + 1) / 2, (const uint16_t *)q, 2 * ldq, head->key_panels + key * head->depth,
+                    s + key, lds);
+    return;
+  }
+#endif
   for (int64_t key = 0; key < head->keys; key += OC_NR)
     oc__tile(OC_MR, head->depth, q, ldq, head->key_panels + key * head->depth, s + key, lds, NULL, 0);
 }
@@ -159,16 +171,39 @@ OC_INLINE vf oc__logit_row_any(const oc__head *head, int row, float *s) {
   /* clang-format on */
 }
 
-/* In place: s = exp(s - largest); returns the sum. The order of additions depends on Nk only. */
-OC_INLINE float oc__exp_row(float *s, int64_t padded, float largest) {
+/* In place: s = exp(s - largest), as f32 or, narrow, as bf16; returns the sum. The order of additions depends on Nk
+ * only. */
+OC_INLINE float oc__exp_row(const int narrow, float *s, int64_t padded, float largest) {
   const vf m = vf_set(largest);
   vf sum = vf_zero();
   for (int64_t k = 0; k < padded; k += OC_VL) {
     const vf e = vf_exp(vf_sub(vf_load(s + k), m));
-    vf_store(s + k, e);
+#if OC_HAS_PAIRS
+    if (narrow)
+      _mm256_storeu_si256((__m256i *)((uint16_t *)s + k), (__m256i)_mm512_cvtneps_pbh(e));
+    else
+#endif
+      vf_store(s + k, e);
     sum = vf_add(sum, e);
   }
+  (void)narrow;
   return vf_sum(sum);
+}
+
+/* out = P V, before the division. Rows of `logits` hold the weights. */
+OC_INLINE void oc__weigh(const oc__head *head, const float *s, int64_t lds, float *out, int64_t ldo) {
+  const int64_t counted = OC_MUTANT == 3 ? head->keys / OC_VL * OC_VL : head->keys;
+  const int64_t width = oc__panels(head->depth) * OC_NR;
+  for (int64_t p = 0; p < width; p += OC_NR) {
+    const float *panel = head->value_panels + p * head->keys;
+#if OC_HAS_PAIRS
+    if (head->has_pairs) { /* a weight past the last key is 0 */
+      oc__pair_tile(OC_MR, 0, (counted + 1) / 2, (const uint16_t *)s, 2 * lds, panel, out + p, ldo);
+      continue;
+    }
+#endif
+    oc__tile(OC_MR, counted, s, lds, panel, out + p, ldo, NULL, 0);
+  }
 }
 
 /* out[rows, panels(D) * OC_NR] = softmax(logits) V. q: OC_MR readable rows. s: OC_MR * oc__logit_ld floats of scratch.
@@ -188,12 +223,12 @@ static inline __attribute__((unused)) void oc__attend(const oc__head *head, int 
   for (int r = 0; r < rows;
        r++) { /* rows past the last keep their products: finite or not, nobody reads what they give */
     const float largest = vf_largest(oc__logit_row_any(head, r, s + r * lds));
-    sum[r] = oc__exp_row(s + r * lds, oc__panels(head->keys) * OC_NR, largest);
+    const int64_t padded = oc__panels(head->keys) * OC_NR;
+    sum[r] =
+        head->has_pairs ? oc__exp_row(1, s + r * lds, padded, largest) : oc__exp_row(0, s + r * lds, padded, largest);
     if (lse) lse[r] = largest + logf(sum[r]);
   }
-  const int64_t counted = OC_MUTANT == 3 ? head->keys / OC_VL * OC_VL : head->keys;
-  for (int64_t p = 0; p < width; p += OC_NR)
-    oc__tile(OC_MR, counted, s, lds, head->value_panels + p * head->keys, out + p, ldo, NULL, 0);
+  oc__weigh(head, s, lds, out, ldo);
   for (int r = 0; r < rows; r++)
     for (int64_t d = 0; d < width; d += OC_VL)
       vf_store(out + r * ldo + d, vf_div(vf_load(out + r * ldo + d), vf_set(sum[r])));
@@ -224,6 +259,7 @@ typedef struct oc__attention_plan {
   int64_t width, lds;    /* panels(D) * OC_NR; oc__logit_ld(Nk) */
   int64_t chunk, chunks; /* queries of one unit of work; units a head */
   int bias_is_direct;    /* f32 with a unit stride: read where it lies */
+  int has_pairs;         /* products of bf16 */
   int64_t bias_copies;   /* batches held as f32 in the workspace; 0: direct, absent or converted block by block */
   int64_t bias_floats;   /* shared part of the workspace */
   int64_t at_row, at_keys, at_values, at_logits, at_out, at_query, at_bias, at_add, at_low,
@@ -246,6 +282,7 @@ OC_INLINE oc__attention_plan oc__attention_plan_make(const oc__attention *call) 
   p.chunk = p.batches * p.rows * p.heads < 64 ? 16 * OC_MR : p.queries;
   if (p.chunk < 1) p.chunk = 1;
   p.chunks = (p.queries + p.chunk - 1) / p.chunk;
+  p.has_pairs = OC_HAS_PAIRS && call->q->dtype == OC_BF16 && call->k->dtype == OC_BF16 && call->v->dtype == OC_BF16;
   if (call->bias) {
     const int is_shared = call->bias->stride[0] == 0 || p.batches == 1;
     const int bias_is_strided = call->bias->stride[3] != 1 && p.keys > 1;
@@ -299,6 +336,9 @@ OC_INLINE void oc__attention_pack(const oc__attention_plan *p, int64_t b, int64_
     for (int64_t j = 0; j < count; j++)
       oc__row_load(k, k0 + (key + j) * k->stride[2], k->stride[4], p->depth, row + j * p->depth);
     oc__key_panel(row, p->depth, count, p->depth, scratch + p->at_keys + key * p->depth);
+#if OC_HAS_PAIRS
+    if (p->has_pairs) oc__pair_panel(p->depth, scratch + p->at_keys + key * p->depth);
+#endif
   }
   for (int64_t d = 0; d < p->width; d += OC_NR) {
     const int64_t count = p->depth - d < OC_NR ? p->depth - d : OC_NR;
@@ -307,6 +347,9 @@ OC_INLINE void oc__attention_pack(const oc__attention_plan *p, int64_t b, int64_
       oc__row_load(v, v0 + key * v->stride[2] + d * v->stride[4], v->stride[4], count, panel + key * OC_NR);
       for (int64_t j = count; j < OC_NR; j++) panel[key * OC_NR + j] = 0.0f;
     }
+#if OC_HAS_PAIRS
+    if (p->has_pairs) oc__pair_panel(p->keys, panel);
+#endif
   }
 }
 
@@ -361,7 +404,8 @@ static inline __attribute__((unused)) void oc__attention_unit(int64_t unit, int 
                    .mask = &mask,
                    .value_panels = scratch + p->at_values,
                    .scale = p->call.scale,
-                   .bias_first = p->call.bias_first || p->call.mask_kind == OC_MASK_ZERO};
+                   .bias_first = p->call.bias_first || p->call.mask_kind == OC_MASK_ZERO,
+                   .has_pairs = p->has_pairs};
   if (mask_view)
     oc__key_mask_load(&mask, p->call.mask_kind, p->call.mask_value, mask_view,
                       b * mask_view->stride[0] + i * mask_view->stride[1], mask_view->stride[2], p->keys);
@@ -377,6 +421,9 @@ static inline __attribute__((unused)) void oc__attention_unit(int64_t unit, int 
         oc__row_load(q, q0 + r * q->stride[2], q->stride[4], p->depth, query_rows + r * p->depth);
       else
         memset(query_rows + r * p->depth, 0, (size_t)p->depth * sizeof(float));
+#if OC_HAS_PAIRS
+      if (p->has_pairs) oc__pair_row(p->depth, query_rows + r * p->depth);
+#endif
     }
     oc__attention_bias(p, b, h, query, rows, scratch, &head);
     oc__attend(&head, rows, query_rows, p->depth, scratch + p->at_logits, scratch + p->at_out, p->width,

@@ -54,12 +54,10 @@ oc_isa oc__cpu_isa_of(const oc__cpuid *id) {
   if (!HAS_ALL(id->leaf1_ecx, avx2_leaf1_ecx) || !HAS_ALL(id->leaf7_ebx, avx2_leaf7_ebx)) return OC_ISA_GENERIC;
   if (!HAS_ALL(id->xcr0, (uint64_t)XCR0_YMM)) return OC_ISA_GENERIC;
   if (!HAS_ALL(id->leaf7_ebx, avx512_leaf7_ebx) || !HAS_ALL(id->xcr0, (uint64_t)XCR0_ZMM)) return OC_ISA_AVX2;
-  return OC_ISA_AVX512;
+  return HAS_ALL(id->leaf7_1_eax, BIT(5)) ? OC_ISA_AVX512_BF16 : OC_ISA_AVX512;
 }
 
-int oc__cpu_has_avx512_bf16(const oc__cpuid *id) {
-  return oc__cpu_isa_of(id) == OC_ISA_AVX512 && HAS_ALL(id->leaf7_1_eax, BIT(5));
-}
+int oc__cpu_has_avx512_bf16(const oc__cpuid *id) { return oc__cpu_isa_of(id) >= OC_ISA_AVX512_BF16; }
 
 /* AMX-TILE and AMX-BF16. The permission that Linux wants from arch_prctl is asked for by whoever uses it. */
 int oc__cpu_has_amx_bf16(const oc__cpuid *id) {

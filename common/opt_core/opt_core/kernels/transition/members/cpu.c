@@ -7,6 +7,9 @@
  *     -> y[c][row] += down -> transposed back -> bias, mask, residual -> y rows
  *
  * Each element's sum runs over k in order, whatever the block, the tile or the thread.
+ *
+ * At the level avx512_bf16, where x and all weights are bf16, panels hold pairs: two values of k as bf16 in the place of
+ * one float. The norm's result and the hidden layer are rounded to bf16, as the stock op rounds them; sums stay f32.
  */
 #include "opt_core/transition.h"
 
@@ -75,16 +78,38 @@ static void tile_part(int rows, int accumulate, int64_t depth, const float *w, i
   /* clang-format on */
 }
 
-/* A weight as f32 rows with unit stride along k. */
+/* A weight as rows with unit stride along k: of f32, or of bf16 with an even ld, for panels of pairs. */
 typedef struct matrix {
   const float *data;
+  const uint16_t *narrow;
   int64_t ld;
 } matrix;
+
+#if OC_HAS_PAIRS
+static void multiply_pairs(int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step, float *out,
+                           int64_t out_step, int accumulate) {
+  const int64_t pairs = (k + 1) / 2;
+  for (int64_t k0 = 0; k0 < pairs; k0 += DEPTH) {
+    const int64_t depth = pairs - k0 < DEPTH ? pairs - k0 : DEPTH;
+    for (int64_t r = 0; r < m; r += OC_MR)
+      for (int64_t p = 0; p < panels; p++)
+        oc__pair_tile_any((int)(m - r < OC_MR ? m - r : OC_MR), accumulate || k0 > 0, depth,
+                          w.narrow + r * w.ld + 2 * k0, w.ld, in + p * in_step + k0 * OC_NR,
+                          out + p * out_step + r * OC_NR, OC_NR);
+  }
+}
+#endif
 
 /* out panel p [m][OC_NR] (+)= w[m, k] * panel p [k][OC_NR], for every panel. in_step, out_step: floats from panel to
  * panel. */
 static void multiply(int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step, float *out,
                      int64_t out_step, int accumulate) {
+#if OC_HAS_PAIRS
+  if (w.narrow) {
+    multiply_pairs(m, k, w, panels, in, in_step, out, out_step, accumulate);
+    return;
+  }
+#endif
   for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
     const int64_t depth = k - k0 < DEPTH ? k - k0 : DEPTH;
     const int add = accumulate || k0 > 0;
@@ -139,6 +164,7 @@ typedef struct work {
   const float *norm_weight, *norm_bias, *up_bias, *gate_bias, *down_bias;
   float *scratch;
   int64_t scratch_floats; /* a thread */
+  int has_pairs;          /* panels hold pairs of bf16 */
 } work;
 
 /* Scratch of a thread, in floats: x panels, y panels, u panels, gate panels, then OC_NR rows and one residual row. */
@@ -166,6 +192,9 @@ static void load_panel(const work *w, int64_t first, int64_t count, float *rows,
       oc__row_norm(rows + r * ld, w->columns, &w->call->norm, w->norm_weight, w->norm_bias);
   for (int64_t r = count; r < OC_NR; r++) memset(rows + r * ld, 0, (size_t)w->columns * sizeof(float));
   oc__transpose(OC_NR, w->columns, rows, ld, panel, OC_NR);
+#if OC_HAS_PAIRS
+  if (w->has_pairs) oc__pair_panel(w->columns, panel);
+#endif
 }
 
 static void finish_row(const work *w, int64_t row, float *values, float *residual) {
@@ -190,7 +219,13 @@ static void store_panel(const work *w, int64_t first, int64_t count, const float
   oc__rows_store(&w->call->y, &w->y_rows, first, count, rows, ld);
 }
 
-static matrix rows_from(matrix m, int64_t row) { return (matrix){m.data + row * m.ld, m.ld}; }
+/* The part of a matrix from a row and a column on. */
+static matrix part_of(matrix m, int64_t row, int64_t column) {
+  const int64_t at = row * m.ld + column;
+  return (matrix){m.data ? m.data + at : NULL, m.narrow ? m.narrow + at : NULL, m.ld};
+}
+
+static int has_gate(const work *w) { return w->gate.data || w->gate.narrow; }
 
 static void run_block(int64_t block, int thread, void *context) {
   const work *w = context;
@@ -206,13 +241,16 @@ static void run_block(int64_t block, int thread, void *context) {
   if (w->hidden == 0) memset(base + l.y, 0, (size_t)(panels * step) * sizeof(float));
   for (int64_t h = 0; h < w->hidden; h += SLICE) {
     const int64_t units = w->hidden - h < SLICE ? w->hidden - h : SLICE;
-    multiply(units, w->columns, rows_from(w->up, h), panels, base, step, base + l.u, slice_step, 0);
-    if (w->gate.data) multiply(units, w->columns, rows_from(w->gate, h), panels, base, step, base + l.g, slice_step, 0);
-    for (int64_t p = 0; p < panels; p++)
+    multiply(units, w->columns, part_of(w->up, h, 0), panels, base, step, base + l.u, slice_step, 0);
+    if (has_gate(w)) multiply(units, w->columns, part_of(w->gate, h, 0), panels, base, step, base + l.g, slice_step, 0);
+    for (int64_t p = 0; p < panels; p++) {
       activate(w->call->activation, units, base + l.u + p * slice_step, base + l.g + p * slice_step, w->up_bias + h,
                w->gate_bias + h);
-    multiply(w->columns, units, (matrix){w->down.data + h, w->down.ld}, panels, base + l.u, slice_step, base + l.y,
-             step, h > 0);
+#if OC_HAS_PAIRS
+      if (w->has_pairs) oc__pair_panel(units, base + l.u + p * slice_step);
+#endif
+    }
+    multiply(w->columns, units, part_of(w->down, 0, h), panels, base + l.u, slice_step, base + l.y, step, h > 0);
   }
   for (int64_t p = 0; p < panels; p++) {
     const int64_t left = count - p * OC_NR;
@@ -223,14 +261,26 @@ static void run_block(int64_t block, int thread, void *context) {
 
 /* ---- weights that cannot be read where they lie ------------------------------------------------------------------ */
 
-static int is_direct(const oc_view *weight) {
-  return weight->dtype == OC_F32 && (weight->stride[1] == 1 || weight->shape[1] <= 1);
+static int makes_pairs(const oc_transition *call) {
+#if OC_HAS_PAIRS
+  return call->x.dtype == OC_BF16 && call->up.weight.dtype == OC_BF16 && call->down.weight.dtype == OC_BF16 &&
+         (!oc_view_is_present(&call->gate.weight) || call->gate.weight.dtype == OC_BF16);
+#else
+  (void)call;
+  return 0;
+#endif
+}
+
+/* Pairs of a row of an odd length would reach into the next row. */
+static int is_direct(const oc_view *weight, int pairs) {
+  if (weight->stride[1] != 1 && weight->shape[1] > 1) return 0;
+  return pairs ? weight->shape[1] % 2 == 0 : weight->dtype == OC_F32;
 }
 
 static int64_t copy_ld(const oc_view *weight) { return oc__line_floats(weight->shape[1]) + 16; }
 
-static int64_t copy_floats(const oc_view *weight) {
-  return oc_view_is_present(weight) && !is_direct(weight) ? weight->shape[0] * copy_ld(weight) : 0;
+static int64_t copy_floats(const oc_view *weight, int pairs) {
+  return oc_view_is_present(weight) && !is_direct(weight, pairs) ? weight->shape[0] * copy_ld(weight) : 0;
 }
 
 typedef struct copy_work {
@@ -249,15 +299,30 @@ static void copy_block(int64_t block, int thread, void *context) {
                 copy_ld(w->weight));
 }
 
-/* The weight itself, or an f32 copy of it at *next, which moves on. */
-static matrix matrix_of(const oc_view *weight, int threads, float **next) {
-  if (!oc_view_is_present(weight)) return (matrix){NULL, 0};
-  if (is_direct(weight)) return (matrix){weight->data, weight->stride[0]};
-  copy_work w = {weight, *next};
+/* bf16 with other strides or an odd length: rare, so one value at a time. */
+static matrix narrow_copy(const oc_view *weight, float *out) {
+  uint16_t *rows = (uint16_t *)out;
+  const int64_t ld = copy_ld(weight), n = weight->shape[1];
+  for (int64_t r = 0; r < weight->shape[0]; r++) {
+    for (int64_t c = 0; c < n; c++)
+      rows[r * ld + c] = ((const uint16_t *)weight->data)[r * weight->stride[0] + c * weight->stride[1]];
+    rows[r * ld + n] = 0; /* the partner of an odd last column */
+  }
+  return (matrix){NULL, rows, ld};
+}
+
+/* The weight itself, or a copy of it at *next, which moves on. */
+static matrix matrix_of(const oc_view *weight, int pairs, int threads, float **next) {
+  float *out = *next;
+  if (!oc_view_is_present(weight)) return (matrix){NULL, NULL, 0};
+  if (is_direct(weight, pairs))
+    return pairs ? (matrix){NULL, weight->data, weight->stride[0]} : (matrix){weight->data, NULL, weight->stride[0]};
+  *next += copy_floats(weight, pairs);
+  if (pairs) return narrow_copy(weight, out);
+  copy_work w = {weight, out};
   const int64_t blocks = (weight->shape[0] + COPY_ROWS - 1) / COPY_ROWS;
   oc__parallel(blocks, (int)(blocks < threads ? blocks : threads), copy_block, &w);
-  *next += copy_floats(weight);
-  return (matrix){w.out, copy_ld(weight)};
+  return (matrix){out, NULL, copy_ld(weight)};
 }
 
 static const float *vector_of(const oc_view *vector, int64_t n, float absent, float **next) {
@@ -282,8 +347,10 @@ static int thread_count(const oc_transition *call, int wanted) {
 static size_t workspace_bytes(const oc_transition *call, int threads) {
   const int64_t columns = call->x.shape[call->x.rank - 1], hidden = call->up.weight.shape[0];
   const int64_t rows = oc__row_count(&call->x, call->x.rank - 1);
-  const int64_t shared = 3 * oc__line_floats(columns) + 2 * oc__line_floats(hidden) + copy_floats(&call->up.weight) +
-                         copy_floats(&call->gate.weight) + copy_floats(&call->down.weight);
+  const int pairs = makes_pairs(call);
+  const int64_t shared = 3 * oc__line_floats(columns) + 2 * oc__line_floats(hidden) +
+                         copy_floats(&call->up.weight, pairs) + copy_floats(&call->gate.weight, pairs) +
+                         copy_floats(&call->down.weight, pairs);
   return (size_t)(shared + threads * layout_of(lanes_of(rows, threads), columns).total) * sizeof(float);
 }
 
@@ -317,9 +384,10 @@ static void prepare(work *w, int threads, float *next) {
   w->down_bias = vector_of(&call->down.bias, w->columns, 0.0f, &next);
   w->up_bias = vector_of(&call->up.bias, w->hidden, 0.0f, &next);
   w->gate_bias = vector_of(&call->gate.bias, w->hidden, 0.0f, &next);
-  w->up = matrix_of(&call->up.weight, threads, &next);
-  w->gate = matrix_of(&call->gate.weight, threads, &next);
-  w->down = matrix_of(&call->down.weight, threads, &next);
+  w->has_pairs = makes_pairs(call);
+  w->up = matrix_of(&call->up.weight, w->has_pairs, threads, &next);
+  w->gate = matrix_of(&call->gate.weight, w->has_pairs, threads, &next);
+  w->down = matrix_of(&call->down.weight, w->has_pairs, threads, &next);
   w->scratch = next;
   w->scratch_floats = layout_of(w->lanes, w->columns).total;
   w->x_rows = oc__rowset_of(&call->x, axes);

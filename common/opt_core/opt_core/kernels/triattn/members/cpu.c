@@ -42,6 +42,7 @@ typedef struct module_plan {
   int64_t width, lds, bias_ld;              /* panels(D) * OC_NR; a logit row; a bias row */
   int64_t bias_width, out_width;            /* panels(H) * OC_NR; panels(C) * OC_NR */
   int has_gate;
+  int has_pairs; /* products of bf16 (gemm.h), but for the pair bias */
   /* shared part of the workspace, in floats */
   int64_t at_norm, at_linear[4], at_linear_bias[4], at_to_bias, at_to_bias_bias, at_out, at_out_bias, at_pair_bias,
       shared;
@@ -59,6 +60,9 @@ static module_plan module_plan_make(const oc_triattn_module *call) {
                    .heads = call->heads,
                    .inner = call->to_q.weight.shape[0],
                    .has_gate = oc_view_is_present(&call->to_gate.weight)};
+  p.has_pairs = OC_HAS_PAIRS && call->x.dtype == OC_BF16 && call->to_q.weight.dtype == OC_BF16 &&
+                call->to_k.weight.dtype == OC_BF16 && call->to_v.weight.dtype == OC_BF16 &&
+                call->out_proj.weight.dtype == OC_BF16 && (!p.has_gate || call->to_gate.weight.dtype == OC_BF16);
   p.depth = p.heads > 0 ? p.inner / p.heads : 0; /* the workspace may be asked for before the call is checked */
   p.width = oc__panels(p.depth) * OC_NR;
   p.lds = oc__logit_ld(p.n);
@@ -99,6 +103,34 @@ static module_plan module_plan_make(const oc_triattn_module *call) {
 
 /* ---- packing the weights ---- */
 
+/* columns / OC_NR panels of k rows. */
+static void pair_panels(const module_plan *p, int64_t columns, int64_t k, float *panels) {
+#if OC_HAS_PAIRS
+  for (int64_t n = 0; p->has_pairs && n < columns; n += OC_NR) oc__pair_panel(k, panels + n * k);
+#endif
+  (void)p, (void)columns, (void)k, (void)panels;
+}
+
+static void pair_rows(const module_plan *p, int64_t count, int64_t n, int64_t ld, float *rows) {
+#if OC_HAS_PAIRS
+  for (int64_t r = 0; p->has_pairs && r < count; r++) oc__pair_row(n, rows + r * ld);
+#endif
+  (void)p, (void)count, (void)n, (void)ld, (void)rows;
+}
+
+/* oc__gemm, or its form for rows and panels that went through the two above; no bias. */
+static void multiply(const module_plan *p, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                     const float *packed, float *c, int64_t ldc) {
+#if OC_HAS_PAIRS
+  if (p->has_pairs) {
+    oc__pair_gemm(m, n, k, (const uint16_t *)a, 2 * lda, packed, c, ldc);
+    return;
+  }
+#endif
+  (void)p;
+  oc__gemm(m, n, k, a, lda, packed, c, ldc, NULL, 0);
+}
+
 /* heads x [C, width] panels: every head starts a panel, so that its columns are a panel of their own. */
 static void pack_heads(const module_plan *p, const oc_linear *linear, float *packed, float *bias) {
   for (int64_t h = 0; h < p->heads; h++) {
@@ -106,6 +138,7 @@ static void pack_heads(const module_plan *p, const oc_linear *linear, float *pac
     rows.shape[0] = p->depth;
     rows.data = (char *)rows.data + h * p->depth * rows.stride[0] * (int64_t)oc_dtype_bytes(rows.dtype);
     oc__pack_linear(&rows, packed + h * p->width * p->channels);
+    pair_panels(p, p->width, p->channels, packed + h * p->width * p->channels);
     memset(bias + h * p->width, 0, (size_t)p->width * sizeof(float));
     if (oc_view_is_present(&linear->bias))
       oc__row_load(&linear->bias, h * p->depth * linear->bias.stride[0], linear->bias.stride[0], p->depth,
@@ -127,6 +160,7 @@ static void pack_weights(const module_plan *p) {
     pack_heads(p, linears[m], p->base + p->at_linear[m], p->base + p->at_linear_bias[m]);
   pack_plain(&p->call->to_bias, p->bias_width, p->base + p->at_to_bias, p->base + p->at_to_bias_bias);
   pack_plain(&p->call->out_proj, p->out_width, p->base + p->at_out, p->base + p->at_out_bias);
+  pair_panels(p, p->out_width, p->inner, p->base + p->at_out);
 }
 
 /* ---- pass 1 ---- */
@@ -165,7 +199,7 @@ static void bias_unit(int64_t query, int thread, void *context) {
  */
 static void project(const module_plan *p, const float *x, int64_t columns, const float *panels,
                     const oc_view *bias_view, const float *bias, float *c) {
-  oc__gemm(p->n, columns, p->channels, x, p->channels, panels, c, columns, NULL, 0);
+  multiply(p, p->n, columns, p->channels, x, p->channels, panels, c, columns);
   if (!oc_view_is_present(bias_view)) return;
   for (int64_t e = 0; e < columns; e += OC_VL) {
     const vf add = vf_load(bias + e);
@@ -184,13 +218,16 @@ static void project_head(const module_plan *p, int64_t h, float *part) {
   project(p, x, size, base + p->at_linear[0] + weights, &call->to_q.bias, base + p->at_linear_bias[0] + bias, q);
   for (int64_t e = 0; e < p->n * size; e += OC_VL) vf_store(q + e, vf_rounded(vf_mul(vf_load(q + e), scale)));
   memset(q + p->n * size, 0, (size_t)((queries - p->n) * size) * sizeof(float));
+  pair_rows(p, p->n, p->depth, size, q);
   project(p, x, size, base + p->at_linear[1] + weights, &call->to_k.bias, base + p->at_linear_bias[1] + bias, k);
   for (int64_t key = 0; key < p->n; key += OC_NR)
     oc__key_panel(k + key * size, size, p->n - key < OC_NR ? p->n - key : OC_NR, p->depth,
                   part + p->at_keys + key * p->depth);
+  pair_panels(p, oc__panels(p->n) * OC_NR, p->depth, part + p->at_keys);
   for (int64_t d = 0; d < size; d += OC_NR)
     project(p, x, OC_NR, base + p->at_linear[2] + weights + d * p->channels, &call->to_v.bias,
             base + p->at_linear_bias[2] + bias + d, part + p->at_v + d * p->n);
+  pair_panels(p, size, p->n, part + p->at_v);
   if (p->has_gate)
     project(p, x, size, base + p->at_linear[3] + weights, &call->to_gate.bias, base + p->at_linear_bias[3] + bias,
             part + p->at_g);
@@ -205,7 +242,8 @@ static void attend_head(const module_plan *p, int64_t h, const oc__key_mask *mas
                    .bias_ld = p->bias_ld,
                    .mask = mask,
                    .scale = 1.0f, /* q carries the scale */
-                   .bias_first = p->call->mask_kind == OC_MASK_ZERO};
+                   .bias_first = p->call->mask_kind == OC_MASK_ZERO,
+                   .has_pairs = p->has_pairs};
   for (int64_t query = 0; query < p->n; query += OC_MR) {
     const int rows = (int)(p->n - query < OC_MR ? p->n - query : OC_MR);
     head.bias = p->base + p->at_pair_bias + (h * p->n + query) * p->bias_ld;
@@ -233,8 +271,8 @@ static void write_row(const module_plan *p, int64_t i, float *part) {
   float *block = part + p->at_y, *old = part + p->at_x; /* the normalised row is not needed any more */
   for (int64_t j0 = 0; j0 < p->n; j0 += OUT_ROWS) {
     const int64_t count = p->n - j0 < OUT_ROWS ? p->n - j0 : OUT_ROWS;
-    oc__gemm(count, channels, inner, part + p->at_o + j0 * inner, inner, p->base + p->at_out, block, p->out_width, NULL,
-             0);
+    pair_rows(p, count, inner, inner, part + p->at_o + j0 * inner);
+    multiply(p, count, channels, inner, part + p->at_o + j0 * inner, inner, p->base + p->at_out, block, p->out_width);
     for (int64_t r = 0; r < count; r++) {
       const int64_t at[4] = {p->batch, i, j0 + r, 0};
       float *row = block + r * p->out_width;
@@ -258,6 +296,7 @@ static void row_unit(int64_t i, int thread, void *context) {
   oc__key_mask_load(&mask, p->call->mask_kind, p->call->mask_value, mask_view,
                     p->batch * mask_view->stride[0] + i * mask_view->stride[1], mask_view->stride[2], p->n);
   load_normed(p, p->batch * x->stride[0] + i * x->stride[1], x->stride[2], p->n, part + p->at_x);
+  pair_rows(p, p->n, p->channels, p->channels, part + p->at_x);
   for (int64_t h = 0; h < p->heads; h++) {
     project_head(p, h, part);
     attend_head(p, h, &mask, part);

@@ -11,6 +11,9 @@
  * finish   panels of t (already channel-major), normalised, times out_proj; panels of x again for the gate; rows of y
  *
  * Strides of rows and planes are an odd number of cache lines: no N makes neighbours fall into one cache set.
+ * With products of bf16 (gemm.h; x and the weights are bf16) the weights' rows and the panels hold pairs, and where the
+ * stock op contracts in bf16 the planes do too, from the first touch of a channel in `contract` on.
+ *
  * A lane never meets another lane, and sums run in the order of c or k: bits do not depend on how work is cut.
  */
 #include <stdint.h>
@@ -47,6 +50,7 @@ typedef struct job {
   float *base;
   int64_t batch, row_blocks;
   int threads;
+  int has_pairs, contracts_pairs; /* bf16: the products with weights; the contraction */
 } job;
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
@@ -216,6 +220,11 @@ static void gather(const oc_view *view, const int64_t *offset, int lanes, float 
 }
 
 static void round_lanes(float *lanes, int64_t n, oc_dtype dtype) {
+#if OC_HAS_PAIRS
+  for (int64_t i = 0; dtype == OC_BF16 && i < n; i += OC_VL) /* n is a multiple of OC_NR */
+    vf_store(lanes + i, _mm512_castsi512_ps(_mm512_slli_epi32(oc__narrow(vf_load(lanes + i)), 16)));
+  if (dtype == OC_BF16) return;
+#endif
   if (dtype == OC_BF16)
     for (int64_t i = 0; i < n; i++) lanes[i] = oc__from_bf16(oc__to_bf16(lanes[i]));
   else if (dtype == OC_F16)
@@ -256,10 +265,24 @@ static void norm_panel(float *panel, int64_t n, const oc_norm *norm, const float
   round_lanes(panel, n * OC_NR, norm->round);
 }
 
+static void pair_panel(const job *j, int64_t n, float *panel) {
+#if OC_HAS_PAIRS
+  if (j->has_pairs) oc__pair_panel(n, panel);
+#endif
+  (void)j, (void)n, (void)panel;
+}
+
 /* out[m, OC_NR] = weight rows [first, first + m) times a panel of k channels. */
 static void product(const job *j, int linear, int64_t first, int64_t m, const float *panel, float *out) {
   const int64_t k = linear == OC__OUT_PROJ ? j->at.size.d : j->at.size.c;
   const int64_t ld = linear == OC__OUT_PROJ ? j->at.ld_mid : j->at.ld_in;
+#if OC_HAS_PAIRS
+  if (j->has_pairs) {
+    oc__pair_gemm(m, OC_NR, k, (const uint16_t *)(j->base + j->at.weight[linear] + first * ld), 2 * ld, panel, out,
+                  OC_NR);
+    return;
+  }
+#endif
   oc__gemm(m, OC_NR, k, j->base + j->at.weight[linear] + first * ld, ld, panel, out, OC_NR, NULL, 0);
 }
 
@@ -402,6 +425,7 @@ static void load_x(const job *j, const run *r, const place *p, float *panels, fl
     offsets(r->segments[i], r->count[i], p, offset);
     gather(&j->call->x, offset, r->lanes[i], panels + i * c * OC_NR, spare, odd_lines(c));
     norm_panel(panels + i * c * OC_NR, c, &j->call->norm_in, j->base + j->at.norm_in);
+    pair_panel(j, c, panels + i * c * OC_NR);
   }
 }
 
@@ -419,7 +443,7 @@ static void project_chunk(const job *j, int is_right, int64_t d0, int64_t m, con
     for (int lane = 0; lane < OC_NR; lane += 16) __builtin_prefetch(to + r * plane + lane, 1, 3);
     gate_lanes(gate + r * OC_NR, proj + r * OC_NR, gate_bias[r], proj_bias[r], mask, scale);
   }
-  round_lanes(proj, m * OC_NR, j->call->product);
+  if (!j->contracts_pairs) round_lanes(proj, m * OC_NR, j->call->product); /* else the pairs are rounded */
 }
 
 static place place_in_x(const job *j, const strip *s) {
@@ -471,6 +495,41 @@ static void project_block(int64_t block, int thread, void *context) {
 
 /* ---- contract ---------------------------------------------------------------------------------------------------- */
 
+/* The planes of a channel to pairs, in place. */
+static void pair_channel(int64_t channel, int thread, void *context) {
+#if OC_HAS_PAIRS
+  const job *j = context;
+  const layout *l = &j->at;
+  float *left = j->base + l->left + channel * l->plane, *right = j->base + l->right + channel * l->right_plane;
+  for (int64_t r = 0; r < l->size.n; r++) oc__pair_row(l->size.n, left + r * l->ld);
+  for (int64_t p = 0; p < l->panels; p++) oc__pair_panel(l->size.n, right + p * l->size.n * OC_NR);
+#endif
+  (void)channel, (void)thread, (void)context;
+}
+
+#if OC_HAS_PAIRS
+static void contract_pairs(int64_t m, int64_t n, const float *left, int64_t ld, const float *right, float *t,
+                           ahead *next) {
+  const int64_t all = (n + 1) / 2;
+  for (int64_t k0 = 0; k0 < all; k0 += DEPTH) {
+    const int64_t pairs = all - k0 < DEPTH ? all - k0 : DEPTH;
+    for (int64_t p = 0; p < oc__panels(n); p++)
+      for (int64_t r = 0; r < m; r += OC_MR) {
+        const int rows = (int)(m - r < OC_MR ? m - r : OC_MR);
+        float *tile = t + r * ld + p * OC_NR;
+        for (int i = 0; i < rows; i++) {
+          __builtin_prefetch(tile + i * ld, 1, 3);
+          __builtin_prefetch(tile + i * ld + OC_NR - 1, 1, 3);
+        }
+        ask(&next[0]);
+        ask(&next[1]);
+        oc__pair_tile_any(rows, k0 > 0, pairs, (const uint16_t *)(left + r * ld) + 2 * k0, 2 * ld,
+                          right + (p * n + k0) * OC_NR, tile, ld);
+      }
+  }
+}
+#endif
+
 /* rows of left times right into t, as oc__gemm runs it, while the planes of another channel come into the cache. */
 static void contract_rows(int64_t m, int64_t n, const float *left, int64_t ld, const float *right, float *t,
                           ahead *next) {
@@ -506,9 +565,17 @@ static void contract_block(int64_t block, int thread, void *context) {
         .base = (const char *)(j->base + l->right + later * l->right_plane), .rows = 1, .bytes = l->right_plane * 4};
   }
   for (int i = 0; i < 2; i++) pace(&next[i], (m + OC_MR - 1) / OC_MR * l->panels);
-  contract_rows(m, n, j->base + l->left + channel * l->plane + first * l->ld, l->ld,
-                j->base + l->right + channel * l->right_plane, j->base + l->t + channel * l->plane + first * l->ld,
-                next);
+  const float *left = j->base + l->left + channel * l->plane + first * l->ld;
+  const float *right = j->base + l->right + channel * l->right_plane;
+  float *t = j->base + l->t + channel * l->plane + first * l->ld;
+#if OC_HAS_PAIRS
+  if (j->contracts_pairs) {
+    if (j->row_blocks == 1) pair_channel(channel, thread, context);
+    contract_pairs(m, n, left, l->ld, right, t, next);
+    return;
+  }
+#endif
+  contract_rows(m, n, left, l->ld, right, t, next);
 }
 
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
@@ -536,7 +603,10 @@ static void load_t(const job *j, const run *r, float *panels) {
       take_lanes(j, j->base + l->t + c * l->plane, r->segments[i], r->count[i], r->lanes[i],
                  panels + (i * d + c) * OC_NR);
   round_lanes(panels, r->panels * d * OC_NR, j->call->product);
-  for (int i = 0; i < r->panels; i++) norm_panel(panels + i * d * OC_NR, d, &j->call->norm_out, j->base + l->norm_out);
+  for (int i = 0; i < r->panels; i++) {
+    norm_panel(panels + i * d * OC_NR, d, &j->call->norm_out, j->base + l->norm_out);
+    pair_panel(j, d, panels + i * d * OC_NR);
+  }
 }
 
 /* z = (z + bias) * sigmoid(gate + gate_bias). */
@@ -631,8 +701,12 @@ static void load_parameters(const job *j) {
     const oc_linear *linear = oc__trimul_linear(j->call, i);
     const oc_view *w = &linear->weight;
     const int64_t ld = i == OC__OUT_PROJ ? l->ld_mid : l->ld_in;
-    for (int64_t r = 0; r < w->shape[0]; r++)
+    for (int64_t r = 0; r < w->shape[0]; r++) {
       oc__row_load(w, r * w->stride[0], w->stride[1], w->shape[1], j->base + l->weight[i] + r * ld);
+#if OC_HAS_PAIRS
+      if (j->has_pairs) oc__pair_row(w->shape[1], j->base + l->weight[i] + r * ld);
+#endif
+    }
     oc__vector_load(&linear->bias, w->shape[0], 0.0f, j->base + l->bias[i]);
   }
   const int64_t c = l->size.c, d = l->size.d;
@@ -640,6 +714,12 @@ static void load_parameters(const job *j) {
   oc__vector_load(&j->call->norm_in.bias, c, 0.0f, j->base + l->norm_in + oc__line_floats(c));
   oc__vector_load(&j->call->norm_out.weight, d, 1.0f, j->base + l->norm_out);
   oc__vector_load(&j->call->norm_out.bias, d, 0.0f, j->base + l->norm_out + oc__line_floats(d));
+}
+
+static int makes_pairs(const oc_trimul *call) {
+  int all = OC_HAS_PAIRS && call->x.dtype == OC_BF16;
+  for (int i = 0; i < OC__LINEAR_COUNT; i++) all = all && oc__trimul_linear(call, i)->weight.dtype == OC_BF16;
+  return all;
 }
 
 static void spread(job *j, int64_t blocks, int threads, void (*body)(int64_t, int, void *)) {
@@ -655,13 +735,15 @@ oc_status OC_MEMBER_FN(oc__trimul_cpu)(const void *descriptor, const oc_exec *ex
   OC_TRY(oc__trimul_admit(call, 0, err));
   OC_TRY(oc__trimul_room(call, exec, OC_JOIN(OC_MEMBER_FN(oc__trimul_cpu), workspace)(call, threads), err));
   if (is_empty(call)) return OC_OK;
-  job j = {.call = call, .base = exec->workspace};
+  job j = {.call = call, .base = exec->workspace, .has_pairs = makes_pairs(call)};
+  j.contracts_pairs = j.has_pairs && call->product == OC_BF16;
   plan(call, threads, &j.at, &total);
   load_parameters(&j);
   const int64_t n = j.at.size.n;
   j.row_blocks = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
   for (j.batch = 0; j.batch < j.at.size.b; j.batch++) {
     spread(&j, project_blocks(&j.at), threads, project_block);
+    if (j.contracts_pairs && j.row_blocks > 1) spread(&j, j.at.size.d, threads, pair_channel);
     spread(&j, j.at.size.d * j.row_blocks, threads, contract_block);
     spread(&j, blocks_of(n * n), threads, finish_block);
   }
