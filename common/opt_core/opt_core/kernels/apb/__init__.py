@@ -35,6 +35,7 @@ def apb(
                shares
                it; mask [B, Nk]
     types      q, k, v, gate, out, bias f32 or bf16, each on its own; logits, softmax and sums f32
+               (member cpu_avx512_bf16 on bf16: the softmax weights are rounded before their product with v)
     units      none
     ownership  out is new and contiguous, or the caller's. No overlap with inputs
     threads    any; bits do not depend on the count. Stream: none (CPU)

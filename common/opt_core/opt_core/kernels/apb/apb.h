@@ -7,7 +7,8 @@
  * shapes     q, gate, out [B, Nq, H, D]; k, v [B, Nk, H, D]; bias [B, H, Nq, Nk], batch stride 0 when shared
  *            ([i,j,h] layouts are strides); mask [B, Nk] or absent. D from 1 to 256.
  * types      q, k, v, gate, out, bias F32, BF16 or F16, each on its own; logits, softmax and sums f32. The reference
- *            also takes F64 (F64 q: it computes in double)
+ *            also takes F64 (F64 q: it computes in double). Where q, k and v are BF16, cpu_avx512_bf16 rounds the
+ *            softmax weights to bf16 before their product with v
  * ownership  out must not overlap an input (BAD_ARG)
  * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
  * errors     BAD_ARG shapes, overlap or a bad workspace; REFUSED dtype:, shape: (D), layout: (strides of out that may

@@ -40,7 +40,7 @@ def transition(
     shapes     x, y, residual [..., C] of rank 2 to 5; up, gate [Hid, C]; down [C, Hid]; biases [Hid], [C] or None;
                mask [...]
     types      x, y, residual, weights f32 or bf16; mask bool, u8, i32, i64, f32 or bf16; sums f32, one rounding at
-               the end
+               the end (member cpu_avx512_bf16 on bf16: what enters a product too)
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself
     threads    any; bits do not depend on the count. Stream: none (CPU)

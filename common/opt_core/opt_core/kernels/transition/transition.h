@@ -9,7 +9,9 @@
  *            down [C, Hid] (+ bias [C]); mask [...] (x's shape without C) or absent; residual absent or present (often
  *            x itself)
  * types      x, y, residual F32 or BF16; weights F32 or BF16; mask any mask dtype. Every product accumulates in f32,
- *            the hidden layer stays f32, one rounding at the end (a bf16 stock op rounds four times)
+ *            the hidden layer stays f32, one rounding at the end (a bf16 stock op rounds four times). Where x and all
+ *            weights are BF16, cpu_avx512_bf16 also rounds the norm's result and the hidden layer: its products have
+ *            bf16 operands
  * ownership  y may be x or the residual itself (same view); any other overlap with an input is BAD_ARG
  * threads    rows are spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
  * errors     BAD_ARG shapes or overlap; REFUSED dtype:, layout:, dialect:, shape:

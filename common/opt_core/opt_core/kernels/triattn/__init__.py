@@ -43,7 +43,8 @@ def triattn(
     shapes     q, gate, out [B, I, Nq, H, D]; k, v [B, I, Nk, H, D]; bias [B, H, Nq, Nk]; mask [B, I, Nk]; lse [B, I,
                H, Nq]
     types      q, k, v, gate, out f32, bf16 or f16 (one dtype); bias f32, bf16 or f16; lse f32; logits, softmax and sums
-               f32. Under CUDA autocast q, k, v and gate are cast, and out has that dtype
+               f32, the softmax weights rounded to the operands' dtype on CUDA and by cpu_avx512_bf16. Under CUDA
+               autocast q, k, v and gate are cast, and out has that dtype
     units      none
     ownership  out is new and contiguous, or the caller's; lse, when given, is filled with log sum exp. No overlap
                with inputs
@@ -136,7 +137,8 @@ def triattn_module(
                y = out_proj(core) + residual; scale multiplies q; tf32 as in triattn, for every product
     shapes     x, y, residual [B, N, N, C], for the ending node with axes 1 and 2 exchanged, mask [B, N, N] likewise;
                to_q, to_k, to_v, to_gate [H*D, C]; to_bias [H, C]; out_proj [C, H*D]
-    types      x, y, residual, weights f32, bf16 or f16, each on its own; f32 inside, one rounding at the end. Under
+    types      x, y, residual, weights f32, bf16 or f16, each on its own; f32 inside, one rounding at the end (on bf16
+               the CUDA member and cpu_avx512_bf16 round what enters a product). Under
                CUDA autocast the weights of the projections are cast, and y has that dtype, or residual's where it is wider
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself where the row allows it

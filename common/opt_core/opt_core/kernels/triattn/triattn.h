@@ -11,7 +11,8 @@
  * types      q, k, v, gate, out F32, BF16 or F16 (one dtype); bias F32, BF16 or F16; lse F32; logits, softmax and
  *            sums f32. The reference also takes F64 everywhere and then computes in double. CUDA members round p to the
  *            operands' dtype before its product with v (F32: to 21 bits, with tf32 to TF32). On BF16 of D = 32,
- *            native_sm90a and cuda_sm90a also round scale * q and the bias, to 8 bits
+ *            native_sm90a and cuda_sm90a also round scale * q and the bias, to 8 bits. On BF16 cpu_avx512_bf16 rounds
+ *            p before that product
  * ownership  out and lse must not overlap an input or each other (BAD_ARG)
  * threads    CPU members spread over exec.threads. CUDA members enqueue on exec.stream, wait for nothing and leave the
  *            current context as it was. Bits depend on neither
@@ -53,7 +54,8 @@ OC_API oc_status oc_triattn_serve(const oc_triattn *call, const oc_choice *choic
  * to_q, to_k, to_v, to_gate [H*D, C]; to_bias [H, C]; out_proj [C, H*D]. scale multiplies q. mask [B, N, N] or absent.
  * x, y, residual and weights F32, BF16 or F16, each on its own; f32 inside, one rounding at the end. y may be x or the
  * residual itself (same view); any other overlap with an input is BAD_ARG. Scratch of the CPU members: H * N * N floats
- * for the bias of one batch, plus about 6 * N * max(C, H * D) floats a thread.
+ * for the bias of one batch, plus about 6 * N * max(C, H * D) floats a thread. Where x and all weights but to_bias are
+ * BF16, cpu_avx512_bf16 rounds what enters a product (h, q * scale, k, v, p, o) to bf16, but for the bias.
  * The CUDA member (sm_90a) takes H = 4, D = 32 and C = 64, 128 or 256, with x BF16, or F32 where every weight is BF16:
  * its products have bf16 operands and f32 sums. Scratch: four bf16 planes of B * N * N * 128, the bias in 16 bits, and
  * four bytes for each 64 queries of a row and head. */

@@ -54,7 +54,7 @@ def trimul(
                packed weight is passed as views of it
     types      x, y, residual, weights f32 or bf16; mask bool, u8, i32, i64, f32 or bf16; product: dtype word that a
                and b are
-               rounded to, None: f32; sums f32
+               rounded to, None: f32; sums f32 (member cpu_avx512_bf16 on bf16: what leaves a norm is rounded)
     units      none
     ownership  y is new and contiguous, or `out`, which may be x or the residual itself
     threads    any; bits do not depend on the count. Stream: none (CPU)

@@ -13,7 +13,8 @@
  *            are views.
  * types      x, y, residual, weights F32, BF16 or F16, independent of each other (F64 in the reference); mask any mask
  *            dtype; a, b, t are kept in f32 unless `product` names a narrower dtype that each of them is rounded to;
- *            every product accumulates in f32
+ *            every product accumulates in f32. Where x and all weights are BF16, cpu_avx512_bf16 rounds what leaves a
+ *            norm to bf16, and contracts in bf16 where `product` says BF16
  * ownership  y may be x or the residual itself (same view); any other overlap with an input is BAD_ARG
  * threads    spread over exec.threads; bits do not depend on the count. Stream: none (CPU)
  * errors     BAD_ARG shapes or overlap; REFUSED dtype:, layout:, dialect:, shape:
