@@ -308,7 +308,7 @@ static int check_product(int64_t m, int64_t n, int64_t k, int with_bias, int acc
   oc__pack_linear(&view, packed);
   assert_int_equal(oc__packed_floats(k, n), width * k);
   for (int64_t i = 0; i < M_MAX * (N_MAX + 2 * OC_NR); i++) product[i] = (float)(i % 13);
-  oc__gemm(m, n, k, matrix_a, lda, packed, product, ldc, with_bias ? bias : NULL, accumulate);
+  oc__gemm(0, m, n, k, matrix_a, lda, packed, product, ldc, with_bias ? bias : NULL, accumulate);
   for (int64_t r = 0; r < m; r++)
     for (int64_t c = 0; c < ldc; c++) {
       double want = accumulate || c >= width ? (double)((r * ldc + c) % 13) : with_bias ? (double)bias[c] : 0.0;
@@ -344,9 +344,9 @@ static void test_gemm_rows_stand_alone(void **state) {
   for (int64_t i = 0; i < M_MAX * (K_MAX + 5); i++) matrix_a[i] = random_float();
   for (int64_t i = 0; i < N_MAX * 2 * K_MAX; i++) weight[i] = random_float();
   oc__pack_linear(&view, packed);
-  oc__gemm(M_MAX, n, k, matrix_a, lda, packed, together, 128, NULL, 0);
+  oc__gemm(0, M_MAX, n, k, matrix_a, lda, packed, together, 128, NULL, 0);
   for (int64_t r = 0; r < M_MAX; r++) {
-    oc__gemm(1, n, k, matrix_a + r * lda, lda, packed, alone, 128, NULL, 0);
+    oc__gemm(0, 1, n, k, matrix_a + r * lda, lda, packed, alone, 128, NULL, 0);
     assert_memory_equal(alone, together + r * 128, (size_t)n * sizeof(float));
   }
 }
@@ -360,7 +360,7 @@ static void test_pair_row(void **state) {
   for (int64_t n = 0; n <= 70; n++, executed++) {
     float old[80];
     for (int i = 0; i < 80; i++) row[i] = old[i] = 1e3f * random_float();
-    oc__pair_row(n, row);
+    oc__pair_rows(1, 1, n, 80, row);
     const uint16_t *narrow = (const uint16_t *)row;
     for (int64_t i = 0; i < n; i++) assert_int_equal(narrow[i], oc__to_bf16(old[i]));
     if (n % 2) assert_int_equal(narrow[n], 0);
@@ -383,10 +383,10 @@ static void test_pair_gemm(void **state) {
             .data = weight, .dtype = OC_F32, .rank = 2, .shape = {columns, depth}, .stride = {2 * K_MAX, 1}};
         static float a[M_MAX * (K_MAX + 5)];
         for (int64_t i = 0; i < M_MAX * lda; i++) a[i] = matrix_a[i] = (float)((int)(random_u64() % 7) - 3);
-        for (int64_t r = 0; r < m; r++) oc__pair_row(depth, a + r * lda);
+        oc__pair_rows(1, m, depth, lda, a);
         oc__pack_linear(&view, packed);
-        for (int64_t p = 0; p < oc__panels(columns); p++) oc__pair_panel(depth, packed + p * OC_NR * depth);
-        oc__pair_gemm(m, columns, depth, (const uint16_t *)a, 2 * lda, packed, product, ldc);
+        oc__pair_panels(1, ldc, depth, packed);
+        oc__gemm(1, m, columns, depth, a, lda, packed, product, ldc, NULL, 0);
         for (int64_t r = 0; r < m; r++)
           for (int64_t c = 0; c < columns; c++) {
             double want = 0.0;

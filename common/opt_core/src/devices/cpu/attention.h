@@ -99,16 +99,9 @@ OC_INLINE void oc__key_panel(const float *rows, int64_t ld, int64_t count, int64
 
 /* s[OC_MR, panels(keys) * OC_NR] = products of the queries and the keys; missing keys give 0. */
 OC_INLINE void oc__products(const oc__head *head, const float *q, int64_t ldq, float *s, int64_t lds) {
-#if OC_HAS_PAIRS
-  if (head->has_pairs) {
-    for (int64_t key = 0; key < head->keys; key += OC_NR)
-      oc__pair_tile(OC_MR, 0, (head->depth + 1) / 2, (const uint16_t *)q, 2 * ldq, head->key_panels + key * head->depth,
-                    s + key, lds);
-    return;
-  }
-#endif
+  const int64_t steps = oc__steps(head->has_pairs, head->depth);
   for (int64_t key = 0; key < head->keys; key += OC_NR)
-    oc__tile(OC_MR, head->depth, q, ldq, head->key_panels + key * head->depth, s + key, lds, NULL, 0);
+    oc__tile_any(head->has_pairs, OC_MR, steps, q, ldq, head->key_panels + key * head->depth, s + key, lds, NULL, 0);
 }
 
 typedef enum oc__logit_mask { OC_LOGIT_PLAIN, OC_LOGIT_ADD, OC_LOGIT_CLAMP } oc__logit_mask;
@@ -173,7 +166,7 @@ OC_INLINE vf oc__logit_row_any(const oc__head *head, int row, float *s) {
 
 /* In place: s = exp(s - largest), as f32 or, narrow, as bf16; returns the sum. The order of additions depends on Nk
  * only. */
-OC_INLINE float oc__exp_row(const int narrow, float *s, int64_t padded, float largest) {
+OC_INLINE float oc__exp_row(int narrow, float *s, int64_t padded, float largest) {
   const vf m = vf_set(largest);
   vf sum = vf_zero();
   for (int64_t k = 0; k < padded; k += OC_VL) {
@@ -188,22 +181,6 @@ OC_INLINE float oc__exp_row(const int narrow, float *s, int64_t padded, float la
   }
   (void)narrow;
   return vf_sum(sum);
-}
-
-/* out = P V, before the division. Rows of `logits` hold the weights. */
-OC_INLINE void oc__weigh(const oc__head *head, const float *s, int64_t lds, float *out, int64_t ldo) {
-  const int64_t counted = OC_MUTANT == 3 ? head->keys / OC_VL * OC_VL : head->keys;
-  const int64_t width = oc__panels(head->depth) * OC_NR;
-  for (int64_t p = 0; p < width; p += OC_NR) {
-    const float *panel = head->value_panels + p * head->keys;
-#if OC_HAS_PAIRS
-    if (head->has_pairs) { /* a weight past the last key is 0 */
-      oc__pair_tile(OC_MR, 0, (counted + 1) / 2, (const uint16_t *)s, 2 * lds, panel, out + p, ldo);
-      continue;
-    }
-#endif
-    oc__tile(OC_MR, counted, s, lds, panel, out + p, ldo, NULL, 0);
-  }
 }
 
 /* out[rows, panels(D) * OC_NR] = softmax(logits) V. q: OC_MR readable rows. s: OC_MR * oc__logit_ld floats of scratch.
@@ -223,12 +200,13 @@ static inline __attribute__((unused)) void oc__attend(const oc__head *head, int 
   for (int r = 0; r < rows;
        r++) { /* rows past the last keep their products: finite or not, nobody reads what they give */
     const float largest = vf_largest(oc__logit_row_any(head, r, s + r * lds));
-    const int64_t padded = oc__panels(head->keys) * OC_NR;
-    sum[r] =
-        head->has_pairs ? oc__exp_row(1, s + r * lds, padded, largest) : oc__exp_row(0, s + r * lds, padded, largest);
+    sum[r] = oc__exp_row(head->has_pairs, s + r * lds, oc__panels(head->keys) * OC_NR, largest);
     if (lse) lse[r] = largest + logf(sum[r]);
   }
-  oc__weigh(head, s, lds, out, ldo);
+  const int64_t counted = OC_MUTANT == 3 ? head->keys / OC_VL * OC_VL : head->keys;
+  const int64_t steps = oc__steps(head->has_pairs, counted); /* a weight past the last key is 0 */
+  for (int64_t p = 0; p < width; p += OC_NR)
+    oc__tile_any(head->has_pairs, OC_MR, steps, s, lds, head->value_panels + p * head->keys, out + p, ldo, NULL, 0);
   for (int r = 0; r < rows; r++)
     for (int64_t d = 0; d < width; d += OC_VL)
       vf_store(out + r * ldo + d, vf_div(vf_load(out + r * ldo + d), vf_set(sum[r])));
@@ -336,9 +314,7 @@ OC_INLINE void oc__attention_pack(const oc__attention_plan *p, int64_t b, int64_
     for (int64_t j = 0; j < count; j++)
       oc__row_load(k, k0 + (key + j) * k->stride[2], k->stride[4], p->depth, row + j * p->depth);
     oc__key_panel(row, p->depth, count, p->depth, scratch + p->at_keys + key * p->depth);
-#if OC_HAS_PAIRS
-    if (p->has_pairs) oc__pair_panel(p->depth, scratch + p->at_keys + key * p->depth);
-#endif
+    oc__pair_panels(p->has_pairs, OC_NR, p->depth, scratch + p->at_keys + key * p->depth);
   }
   for (int64_t d = 0; d < p->width; d += OC_NR) {
     const int64_t count = p->depth - d < OC_NR ? p->depth - d : OC_NR;
@@ -347,9 +323,7 @@ OC_INLINE void oc__attention_pack(const oc__attention_plan *p, int64_t b, int64_
       oc__row_load(v, v0 + key * v->stride[2] + d * v->stride[4], v->stride[4], count, panel + key * OC_NR);
       for (int64_t j = count; j < OC_NR; j++) panel[key * OC_NR + j] = 0.0f;
     }
-#if OC_HAS_PAIRS
-    if (p->has_pairs) oc__pair_panel(p->keys, panel);
-#endif
+    oc__pair_panels(p->has_pairs, OC_NR, p->keys, panel);
   }
 }
 
@@ -421,10 +395,8 @@ static inline __attribute__((unused)) void oc__attention_unit(int64_t unit, int 
         oc__row_load(q, q0 + r * q->stride[2], q->stride[4], p->depth, query_rows + r * p->depth);
       else
         memset(query_rows + r * p->depth, 0, (size_t)p->depth * sizeof(float));
-#if OC_HAS_PAIRS
-      if (p->has_pairs) oc__pair_row(p->depth, query_rows + r * p->depth);
-#endif
     }
+    oc__pair_rows(p->has_pairs, OC_MR, p->depth, p->depth, query_rows);
     oc__attention_bias(p, b, h, query, rows, scratch, &head);
     oc__attend(&head, rows, query_rows, p->depth, scratch + p->at_logits, scratch + p->at_out, p->width,
                lse ? lse_rows : NULL);

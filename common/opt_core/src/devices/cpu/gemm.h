@@ -41,19 +41,69 @@ OC_INLINE void oc__pack_linear(const oc_view *weight, float *packed) {
   }
 }
 
-/* C[rows, OC_NR] = A * panel + start; start: C itself (accumulate) or bias[OC_NR] or nothing (bias NULL). rows is a
- * constant. The start is added after the sum over k: the error of a long product is that of its blocks, and a large
+/* Pairs (level avx512_bf16): where both operands are bf16, two neighbours along k lie as bf16 in the place of one float.
+ * A row of A has its values so, a panel has row k / 2 in the place of rows k and k + 1; the partner of an odd last one is
+ * zero. The tile then takes half as many steps, and everything round it stays as it is. Products are exact, sums f32,
+ * two at a time; subnormal numbers count as zero, as the instruction has it. `pairs` is 0 at every other level. */
+#ifdef __AVX512BF16__
+#define OC_HAS_PAIRS 1
+OC_INLINE __m512i oc__narrow(vf a) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a)); }
+#else
+#define OC_HAS_PAIRS 0
+#endif
+
+OC_INLINE int64_t oc__steps(int pairs, int64_t k) { return OC_HAS_PAIRS && pairs ? (k + 1) / 2 : k; }
+
+/* acc + x * b; pairs is a constant. */
+OC_INLINE vf oc__multiply_add(const int pairs, vf x, vf b, vf acc) {
+#if OC_HAS_PAIRS
+  if (pairs) return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)b);
+#endif
+  (void)pairs;
+  return vf_fma(x, b, acc);
+}
+
+/* columns / OC_NR panels of k rows to pairs, in place; nothing without `pairs`. */
+OC_INLINE void oc__pair_panels(int pairs, int64_t columns, int64_t k, float *panels) {
+#if OC_HAS_PAIRS
+  for (int64_t n = 0; pairs && n < columns; n += OC_NR)
+    for (int64_t row = 0; row < k; row += 2)
+      for (int64_t lane = 0; lane < OC_NR; lane += OC_VL) {
+        float *from = panels + n * k + row * OC_NR + lane, *to = panels + n * k + row / 2 * OC_NR + lane;
+        const __m512i low = oc__narrow(vf_load(from));
+        const __m512i high = row + 1 < k ? oc__narrow(vf_load(from + OC_NR)) : _mm512_setzero_si512();
+        vf_store(to, _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16))));
+      }
+#endif
+  (void)pairs, (void)columns, (void)k, (void)panels;
+}
+
+/* The first n floats of each row to pairs, in place; nothing without `pairs`. */
+OC_INLINE void oc__pair_rows(int pairs, int64_t rows, int64_t n, int64_t ld, float *data) {
+#if OC_HAS_PAIRS
+  for (int64_t r = 0; pairs && r < rows; r++)
+    for (int64_t k = 0; k < n; k += OC_VL) {
+      const int count = (int)(n - k < OC_VL ? n - k : OC_VL);
+      const __m256i narrow = (__m256i)_mm512_cvtneps_pbh(vf_load_n(data + r * ld + k, count));
+      _mm256_mask_storeu_epi16((uint16_t *)(data + r * ld) + k, oc__lanes(count + count % 2), narrow);
+    }
+#endif
+  (void)pairs, (void)rows, (void)n, (void)ld, (void)data;
+}
+
+/* C[rows, OC_NR] = A * panel + start; start: C itself (accumulate) or bias[OC_NR] or nothing (bias NULL). pairs and rows
+ * are constants. The start is added after the sum over k: the error of a long product is that of its blocks, and a large
  * bias costs none. */
-OC_INLINE void oc__tile(const int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c,
-                        int64_t ldc, const float *bias, int accumulate) {
+OC_INLINE void oc__tile(const int pairs, const int rows, int64_t steps, const float *a, int64_t lda, const float *panel,
+                        float *c, int64_t ldc, const float *bias, int accumulate) {
   vf acc0[OC_MR], acc1[OC_MR];
   for (int r = 0; r < rows; r++) acc0[r] = acc1[r] = vf_zero();
-  for (int64_t k = 0; k < k_count; k++) {
+  for (int64_t k = 0; k < steps; k++) {
     const vf b0 = vf_load(panel + k * OC_NR), b1 = vf_load(panel + k * OC_NR + OC_VL);
     for (int r = 0; r < rows; r++) {
       const vf x = vf_set(a[r * lda + k]);
-      acc0[r] = vf_fma(x, b0, acc0[r]);
-      acc1[r] = vf_fma(x, b1, acc1[r]);
+      acc0[r] = oc__multiply_add(pairs, x, b0, acc0[r]);
+      acc1[r] = oc__multiply_add(pairs, x, b1, acc1[r]);
     }
   }
   for (int r = 0; r < rows; r++) {
@@ -65,12 +115,12 @@ OC_INLINE void oc__tile(const int rows, int64_t k_count, const float *a, int64_t
 
 /* The same for a row count known at run time, 1..OC_MR: unrolled per count so that the accumulators stay in registers.
  */
-OC_INLINE void oc__tile_any(int rows, int64_t k_count, const float *a, int64_t lda, const float *panel, float *c,
-                            int64_t ldc, const float *bias, int accumulate) {
+OC_INLINE void oc__tile_rows(const int pairs, int rows, int64_t steps, const float *a, int64_t lda, const float *panel,
+                             float *c, int64_t ldc, const float *bias, int accumulate) {
   /* clang-format off */
   switch (rows) {
 #define OC_CASE(r) \
-  case r: oc__tile(r, k_count, a, lda, panel, c, ldc, bias, accumulate); break;
+  case r: oc__tile(pairs, r, steps, a, lda, panel, c, ldc, bias, accumulate); break;
     OC_CASE(1) OC_CASE(2) OC_CASE(3) OC_CASE(4) OC_CASE(5) OC_CASE(6)
 #if OC_MR > 6
     OC_CASE(7) OC_CASE(8) OC_CASE(9) OC_CASE(10) OC_CASE(11) OC_CASE(12)
@@ -81,103 +131,29 @@ OC_INLINE void oc__tile_any(int rows, int64_t k_count, const float *a, int64_t l
   /* clang-format on */
 }
 
-/* ---- products of bf16 (level avx512_bf16) ------------------------------------------------------------------------ */
-
-/* Where both operands are bf16, two neighbours along k make a pair, 4 bytes: a row of A as it lies (an even number of
- * values, the partner of an odd last one zero), a panel with row k / 2 in the place of rows k and k + 1. Products are
- * exact, sums f32, two at a time. Subnormal numbers count as zero, as the instruction has it. */
-#ifdef __AVX512BF16__
-#define OC_HAS_PAIRS 1
-
-OC_INLINE __m512i oc__narrow(vf a) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a)); }
-
-/* k rows of a panel to pairs, in place. */
-OC_INLINE void oc__pair_panel(int64_t k, float *panel) {
-  for (int64_t row = 0; row < k; row += 2)
-    for (int64_t lane = 0; lane < OC_NR; lane += OC_VL) {
-      const __m512i low = oc__narrow(vf_load(panel + row * OC_NR + lane));
-      const __m512i high = row + 1 < k ? oc__narrow(vf_load(panel + (row + 1) * OC_NR + lane)) : _mm512_setzero_si512();
-      const __m512i pair = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-      vf_store(panel + row / 2 * OC_NR + lane, _mm512_castsi512_ps(pair));
-    }
+/* And for pairs or floats, chosen at run time. */
+OC_INLINE void oc__tile_any(int pairs, int rows, int64_t steps, const float *a, int64_t lda, const float *panel,
+                            float *c, int64_t ldc, const float *bias, int accumulate) {
+  if (OC_HAS_PAIRS && pairs)
+    oc__tile_rows(1, rows, steps, a, lda, panel, c, ldc, bias, accumulate);
+  else
+    oc__tile_rows(0, rows, steps, a, lda, panel, c, ldc, bias, accumulate);
 }
-
-/* A row of n floats to bf16, in place, and a zero behind an odd last one: (n + 1) / 2 floats of space. */
-OC_INLINE void oc__pair_row(int64_t n, float *row) {
-  uint16_t *out = (uint16_t *)row;
-  for (int64_t k = 0; k < n; k += OC_VL) {
-    const int count = (int)(n - k < OC_VL ? n - k : OC_VL);
-    const __m256i narrow = (__m256i)_mm512_cvtneps_pbh(vf_load_n(row + k, count));
-    _mm256_mask_storeu_epi16(out + k, oc__lanes(count + count % 2), narrow);
-  }
-}
-
-/* As oc__tile, over `pairs` pairs; a, lda: bf16. rows and accumulate are constants. */
-OC_INLINE void oc__pair_tile(const int rows, const int accumulate, int64_t pairs, const uint16_t *a, int64_t lda,
-                             const float *panel, float *c, int64_t ldc) {
-  vf acc0[OC_MR], acc1[OC_MR];
-  for (int r = 0; r < rows; r++) acc0[r] = acc1[r] = vf_zero();
-  for (int64_t k = 0; k < pairs; k++) {
-    const __m512bh b0 = (__m512bh)vf_load(panel + k * OC_NR), b1 = (__m512bh)vf_load(panel + k * OC_NR + OC_VL);
-    for (int r = 0; r < rows; r++) {
-      int32_t pair;
-      memcpy(&pair, a + r * lda + 2 * k, sizeof pair);
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-      acc0[r] = _mm512_dpbf16_ps(acc0[r], x, b0);
-      acc1[r] = _mm512_dpbf16_ps(acc1[r], x, b1);
-    }
-  }
-  for (int r = 0; r < rows; r++) {
-    float *target = c + r * ldc;
-    vf_store(target, accumulate ? vf_add(acc0[r], vf_load(target)) : acc0[r]);
-    vf_store(target + OC_VL, accumulate ? vf_add(acc1[r], vf_load(target + OC_VL)) : acc1[r]);
-  }
-}
-/* For a row count and an accumulate known at run time. */
-OC_INLINE void oc__pair_tile_any(int rows, int accumulate, int64_t pairs, const uint16_t *a, int64_t lda,
-                                 const float *panel, float *c, int64_t ldc) {
-  /* clang-format off */
-  switch (2 * rows + accumulate) {
-#define OC_CASE(r) \
-  case 2 * r: oc__pair_tile(r, 0, pairs, a, lda, panel, c, ldc); break; \
-  case 2 * r + 1: oc__pair_tile(r, 1, pairs, a, lda, panel, c, ldc); break;
-    OC_CASE(1) OC_CASE(2) OC_CASE(3) OC_CASE(4) OC_CASE(5) OC_CASE(6)
-    OC_CASE(7) OC_CASE(8) OC_CASE(9) OC_CASE(10) OC_CASE(11) OC_CASE(12)
-#undef OC_CASE
-  default: break;
-  }
-  /* clang-format on */
-}
-
-/* C[m, panels(n) * OC_NR] = A[m, k] * packed B, whose panels of k rows hold pairs. */
-static inline __attribute__((unused)) void oc__pair_gemm(int64_t m, int64_t n, int64_t k, const uint16_t *a,
-                                                         int64_t lda, const float *packed, float *c, int64_t ldc) {
-  const int64_t all = (k + 1) / 2;
-  for (int64_t k0 = 0; k0 == 0 || k0 < all; k0 += OC_KC) {
-    const int64_t pairs = all - k0 < OC_KC ? all - k0 : OC_KC;
-    for (int64_t p = 0; p < oc__panels(n); p++)
-      for (int64_t r = 0; r < m; r += OC_MR)
-        oc__pair_tile_any((int)(m - r < OC_MR ? m - r : OC_MR), k0 > 0, pairs, a + r * lda + 2 * k0, lda,
-                          packed + p * OC_NR * k + k0 * OC_NR, c + r * ldc + p * OC_NR, ldc);
-  }
-}
-#else
-#define OC_HAS_PAIRS 0
-#endif
 
 /* C[m, panels(n) * OC_NR] = bias + A[m, k] * packed B (bias: padded to whole panels, or NULL). ldc >= panels(n) *
  * OC_NR. accumulate: adds to what C holds instead of starting from the bias. C must not overlap A. */
-static inline __attribute__((unused)) void oc__gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                                                    const float *packed, float *c, int64_t ldc, const float *bias,
-                                                    int accumulate) {
-  for (int64_t k0 = 0; k0 == 0 || k0 < k; k0 += OC_KC) {
-    const int64_t depth = k - k0 < OC_KC ? k - k0 : OC_KC;
+static inline __attribute__((unused)) void oc__gemm(int pairs, int64_t m, int64_t n, int64_t k, const float *a,
+                                                    int64_t lda, const float *packed, float *c, int64_t ldc,
+                                                    const float *bias, int accumulate) {
+  const int64_t all = oc__steps(pairs, k);
+  for (int64_t k0 = 0; k0 == 0 || k0 < all; k0 += OC_KC) {
+    const int64_t steps = all - k0 < OC_KC ? all - k0 : OC_KC;
     for (int64_t p = 0; p < oc__panels(n); p++) {
       const float *panel = packed + p * OC_NR * k + k0 * OC_NR;
       const float *start = bias ? bias + p * OC_NR : NULL;
       for (int64_t r = 0; r < m; r += OC_MR) {
         const int rows = (int)(m - r < OC_MR ? m - r : OC_MR);
-        oc__tile_any(rows, depth, a + r * lda + k0, lda, panel, c + r * ldc + p * OC_NR, ldc, start,
+        oc__tile_any(pairs, rows, steps, a + r * lda + k0, lda, panel, c + r * ldc + p * OC_NR, ldc, start,
                      accumulate || k0 > 0);
       }
     }

@@ -32,18 +32,18 @@ enum { BLOCK_LANES = 128, SLICE = 240, DEPTH = 256 };
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-/* out[r][lane] (+)= sum over k of w[r * ldw + k] * panel[k][lane]. rows and accumulate are constants: a choice at run
- * time would send the accumulators through memory. */
-OC_INLINE void tile(const int rows, const int accumulate, int64_t depth, const float *w, int64_t ldw,
+/* out[r][lane] (+)= sum over k of w[r * ldw + k] * panel[k][lane]. pairs, rows and accumulate are constants: a choice at
+ * run time would send the accumulators through memory. */
+OC_INLINE void tile(const int pairs, const int rows, const int accumulate, int64_t steps, const float *w, int64_t ldw,
                     const float *panel, float *out) {
   vf acc0[OC_MR], acc1[OC_MR];
   for (int r = 0; r < rows; r++) acc0[r] = acc1[r] = vf_zero();
-  for (int64_t k = 0; k < depth; k++) {
+  for (int64_t k = 0; k < steps; k++) {
     const vf b0 = vf_load(panel + k * OC_NR), b1 = vf_load(panel + k * OC_NR + OC_VL);
     for (int r = 0; r < rows; r++) {
       const vf x = vf_set(w[r * ldw + k]);
-      acc0[r] = vf_fma(x, b0, acc0[r]);
-      acc1[r] = vf_fma(x, b1, acc1[r]);
+      acc0[r] = oc__multiply_add(pairs, x, b0, acc0[r]);
+      acc1[r] = oc__multiply_add(pairs, x, b1, acc1[r]);
     }
   }
   for (int r = 0; r < rows; r++) {
@@ -53,24 +53,16 @@ OC_INLINE void tile(const int rows, const int accumulate, int64_t depth, const f
   }
 }
 
-static void tile_start(int64_t depth, const float *w, int64_t ldw, const float *panel, float *out) {
-  tile(OC_MR, 0, depth, w, ldw, panel, out);
-}
-
-static void tile_add(int64_t depth, const float *w, int64_t ldw, const float *panel, float *out) {
-  tile(OC_MR, 1, depth, w, ldw, panel, out);
-}
-
-static void tile_part(int rows, int accumulate, int64_t depth, const float *w, int64_t ldw, const float *panel,
-                      float *out) {
+OC_INLINE void tile_rows(const int pairs, int rows, int accumulate, int64_t steps, const float *w, int64_t ldw,
+                         const float *panel, float *out) {
   /* clang-format off */
   switch (2 * rows + accumulate) {
 #define CASE(r) \
-  case 2 * r: tile(r, 0, depth, w, ldw, panel, out); break; \
-  case 2 * r + 1: tile(r, 1, depth, w, ldw, panel, out); break;
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+  case 2 * r: tile(pairs, r, 0, steps, w, ldw, panel, out); break; \
+  case 2 * r + 1: tile(pairs, r, 1, steps, w, ldw, panel, out); break;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if OC_MR > 6
-    CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
+    CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
 #undef CASE
   default: break;
@@ -78,53 +70,30 @@ static void tile_part(int rows, int accumulate, int64_t depth, const float *w, i
   /* clang-format on */
 }
 
-/* A weight as rows with unit stride along k: of f32, or of bf16 with an even ld, for panels of pairs. */
+/* A weight as rows with unit stride along k, of floats or of pairs (gemm.h). */
 typedef struct matrix {
   const float *data;
-  const uint16_t *narrow;
   int64_t ld;
 } matrix;
 
-#if OC_HAS_PAIRS
-static void multiply_pairs(int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step, float *out,
-                           int64_t out_step, int accumulate) {
-  const int64_t pairs = (k + 1) / 2;
-  for (int64_t k0 = 0; k0 < pairs; k0 += DEPTH) {
-    const int64_t depth = pairs - k0 < DEPTH ? pairs - k0 : DEPTH;
-    for (int64_t r = 0; r < m; r += OC_MR)
-      for (int64_t p = 0; p < panels; p++)
-        oc__pair_tile_any((int)(m - r < OC_MR ? m - r : OC_MR), accumulate || k0 > 0, depth,
-                          w.narrow + r * w.ld + 2 * k0, w.ld, in + p * in_step + k0 * OC_NR,
-                          out + p * out_step + r * OC_NR, OC_NR);
-  }
-}
-#endif
-
 /* out panel p [m][OC_NR] (+)= w[m, k] * panel p [k][OC_NR], for every panel. in_step, out_step: floats from panel to
  * panel. */
-static void multiply(int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step, float *out,
-                     int64_t out_step, int accumulate) {
-#if OC_HAS_PAIRS
-  if (w.narrow) {
-    multiply_pairs(m, k, w, panels, in, in_step, out, out_step, accumulate);
-    return;
-  }
-#endif
-  for (int64_t k0 = 0; k0 < k; k0 += DEPTH) {
-    const int64_t depth = k - k0 < DEPTH ? k - k0 : DEPTH;
+static void multiply(int pairs, int64_t m, int64_t k, matrix w, int64_t panels, const float *in, int64_t in_step,
+                     float *out, int64_t out_step, int accumulate) {
+  const int64_t all = oc__steps(pairs, k);
+  for (int64_t k0 = 0; k0 < all; k0 += DEPTH) {
+    const int64_t steps = all - k0 < DEPTH ? all - k0 : DEPTH;
     const int add = accumulate || k0 > 0;
     for (int64_t r = 0; r < m; r += OC_MR) {
       const float *rows = w.data + r * w.ld + k0;
-      const int64_t left = m - r;
+      const int count = (int)(m - r < OC_MR ? m - r : OC_MR);
       for (int64_t p = 0; p < panels; p++) {
         const float *panel = in + p * in_step + k0 * OC_NR;
         float *target = out + p * out_step + r * OC_NR;
-        if (left < OC_MR)
-          tile_part((int)left, add, depth, rows, w.ld, panel, target);
-        else if (add)
-          tile_add(depth, rows, w.ld, panel, target);
+        if (OC_HAS_PAIRS && pairs)
+          tile_rows(1, count, add, steps, rows, w.ld, panel, target);
         else
-          tile_start(depth, rows, w.ld, panel, target);
+          tile_rows(0, count, add, steps, rows, w.ld, panel, target);
       }
     }
   }
@@ -192,9 +161,7 @@ static void load_panel(const work *w, int64_t first, int64_t count, float *rows,
       oc__row_norm(rows + r * ld, w->columns, &w->call->norm, w->norm_weight, w->norm_bias);
   for (int64_t r = count; r < OC_NR; r++) memset(rows + r * ld, 0, (size_t)w->columns * sizeof(float));
   oc__transpose(OC_NR, w->columns, rows, ld, panel, OC_NR);
-#if OC_HAS_PAIRS
-  if (w->has_pairs) oc__pair_panel(w->columns, panel);
-#endif
+  oc__pair_panels(w->has_pairs, OC_NR, w->columns, panel);
 }
 
 static void finish_row(const work *w, int64_t row, float *values, float *residual) {
@@ -219,13 +186,8 @@ static void store_panel(const work *w, int64_t first, int64_t count, const float
   oc__rows_store(&w->call->y, &w->y_rows, first, count, rows, ld);
 }
 
-/* The part of a matrix from a row and a column on. */
-static matrix part_of(matrix m, int64_t row, int64_t column) {
-  const int64_t at = row * m.ld + column;
-  return (matrix){m.data ? m.data + at : NULL, m.narrow ? m.narrow + at : NULL, m.ld};
-}
-
-static int has_gate(const work *w) { return w->gate.data || w->gate.narrow; }
+/* The part of a matrix from a row and a step on. */
+static matrix part_of(matrix m, int64_t row, int64_t step) { return (matrix){m.data + row * m.ld + step, m.ld}; }
 
 static void run_block(int64_t block, int thread, void *context) {
   const work *w = context;
@@ -241,16 +203,15 @@ static void run_block(int64_t block, int thread, void *context) {
   if (w->hidden == 0) memset(base + l.y, 0, (size_t)(panels * step) * sizeof(float));
   for (int64_t h = 0; h < w->hidden; h += SLICE) {
     const int64_t units = w->hidden - h < SLICE ? w->hidden - h : SLICE;
-    multiply(units, w->columns, part_of(w->up, h, 0), panels, base, step, base + l.u, slice_step, 0);
-    if (has_gate(w)) multiply(units, w->columns, part_of(w->gate, h, 0), panels, base, step, base + l.g, slice_step, 0);
+    multiply(w->has_pairs, units, w->columns, part_of(w->up, h, 0), panels, base, step, base + l.u, slice_step, 0);
+    if (w->gate.data)
+      multiply(w->has_pairs, units, w->columns, part_of(w->gate, h, 0), panels, base, step, base + l.g, slice_step, 0);
     for (int64_t p = 0; p < panels; p++) {
       activate(w->call->activation, units, base + l.u + p * slice_step, base + l.g + p * slice_step, w->up_bias + h,
                w->gate_bias + h);
-#if OC_HAS_PAIRS
-      if (w->has_pairs) oc__pair_panel(units, base + l.u + p * slice_step);
-#endif
+      oc__pair_panels(w->has_pairs, OC_NR, units, base + l.u + p * slice_step);
     }
-    multiply(w->columns, units, part_of(w->down, 0, h), panels, base + l.u, slice_step, base + l.y, step, h > 0);
+    multiply(w->has_pairs, w->columns, units, part_of(w->down, 0, oc__steps(w->has_pairs, h)), panels, base + l.u, slice_step, base + l.y, step, h > 0);
   }
   for (int64_t p = 0; p < panels; p++) {
     const int64_t left = count - p * OC_NR;
@@ -262,19 +223,16 @@ static void run_block(int64_t block, int thread, void *context) {
 /* ---- weights that cannot be read where they lie ------------------------------------------------------------------ */
 
 static int makes_pairs(const oc_transition *call) {
-#if OC_HAS_PAIRS
-  return call->x.dtype == OC_BF16 && call->up.weight.dtype == OC_BF16 && call->down.weight.dtype == OC_BF16 &&
+  return OC_HAS_PAIRS && call->x.dtype == OC_BF16 && call->up.weight.dtype == OC_BF16 &&
+         call->down.weight.dtype == OC_BF16 &&
          (!oc_view_is_present(&call->gate.weight) || call->gate.weight.dtype == OC_BF16);
-#else
-  (void)call;
-  return 0;
-#endif
 }
 
-/* Pairs of a row of an odd length would reach into the next row. */
+/* Rows of pairs have to be whole words: an even length, an even step, an address of 4 bytes. */
 static int is_direct(const oc_view *weight, int pairs) {
   if (weight->stride[1] != 1 && weight->shape[1] > 1) return 0;
-  return pairs ? weight->shape[1] % 2 == 0 : weight->dtype == OC_F32;
+  if (!pairs) return weight->dtype == OC_F32;
+  return weight->shape[1] % 2 == 0 && weight->stride[0] % 2 == 0 && (uintptr_t)weight->data % 4 == 0;
 }
 
 static int64_t copy_ld(const oc_view *weight) { return oc__line_floats(weight->shape[1]) + 16; }
@@ -285,6 +243,7 @@ static int64_t copy_floats(const oc_view *weight, int pairs) {
 
 typedef struct copy_work {
   const oc_view *weight;
+  int pairs;
   float *out;
 } copy_work;
 
@@ -293,36 +252,22 @@ enum { COPY_ROWS = 16 };
 static void copy_block(int64_t block, int thread, void *context) {
   const copy_work *w = context;
   const oc__rowset set = oc__rowset_of(w->weight, 1);
-  const int64_t first = block * COPY_ROWS, left = w->weight->shape[0] - first;
+  const int64_t first = block * COPY_ROWS, left = w->weight->shape[0] - first, ld = copy_ld(w->weight);
+  const int64_t count = left < COPY_ROWS ? left : COPY_ROWS;
   (void)thread;
-  oc__rows_load(w->weight, &set, first, left < COPY_ROWS ? left : COPY_ROWS, w->out + first * copy_ld(w->weight),
-                copy_ld(w->weight));
-}
-
-/* bf16 with other strides or an odd length: rare, so one value at a time. */
-static matrix narrow_copy(const oc_view *weight, float *out) {
-  uint16_t *rows = (uint16_t *)out;
-  const int64_t ld = copy_ld(weight), n = weight->shape[1];
-  for (int64_t r = 0; r < weight->shape[0]; r++) {
-    for (int64_t c = 0; c < n; c++)
-      rows[r * ld + c] = ((const uint16_t *)weight->data)[r * weight->stride[0] + c * weight->stride[1]];
-    rows[r * ld + n] = 0; /* the partner of an odd last column */
-  }
-  return (matrix){NULL, rows, ld};
+  oc__rows_load(w->weight, &set, first, count, w->out + first * ld, ld);
+  oc__pair_rows(w->pairs, count, w->weight->shape[1], ld, w->out + first * ld);
 }
 
 /* The weight itself, or a copy of it at *next, which moves on. */
 static matrix matrix_of(const oc_view *weight, int pairs, int threads, float **next) {
-  float *out = *next;
-  if (!oc_view_is_present(weight)) return (matrix){NULL, NULL, 0};
-  if (is_direct(weight, pairs))
-    return pairs ? (matrix){NULL, weight->data, weight->stride[0]} : (matrix){weight->data, NULL, weight->stride[0]};
-  *next += copy_floats(weight, pairs);
-  if (pairs) return narrow_copy(weight, out);
-  copy_work w = {weight, out};
+  if (!oc_view_is_present(weight)) return (matrix){NULL, 0};
+  if (is_direct(weight, pairs)) return (matrix){weight->data, pairs ? weight->stride[0] / 2 : weight->stride[0]};
+  copy_work w = {weight, pairs, *next};
   const int64_t blocks = (weight->shape[0] + COPY_ROWS - 1) / COPY_ROWS;
   oc__parallel(blocks, (int)(blocks < threads ? blocks : threads), copy_block, &w);
-  return (matrix){out, NULL, copy_ld(weight)};
+  *next += copy_floats(weight, pairs);
+  return (matrix){w.out, copy_ld(weight)};
 }
 
 static const float *vector_of(const oc_view *vector, int64_t n, float absent, float **next) {

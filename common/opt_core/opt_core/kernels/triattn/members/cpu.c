@@ -103,34 +103,6 @@ static module_plan module_plan_make(const oc_triattn_module *call) {
 
 /* ---- packing the weights ---- */
 
-/* columns / OC_NR panels of k rows. */
-static void pair_panels(const module_plan *p, int64_t columns, int64_t k, float *panels) {
-#if OC_HAS_PAIRS
-  for (int64_t n = 0; p->has_pairs && n < columns; n += OC_NR) oc__pair_panel(k, panels + n * k);
-#endif
-  (void)p, (void)columns, (void)k, (void)panels;
-}
-
-static void pair_rows(const module_plan *p, int64_t count, int64_t n, int64_t ld, float *rows) {
-#if OC_HAS_PAIRS
-  for (int64_t r = 0; p->has_pairs && r < count; r++) oc__pair_row(n, rows + r * ld);
-#endif
-  (void)p, (void)count, (void)n, (void)ld, (void)rows;
-}
-
-/* oc__gemm, or its form for rows and panels that went through the two above; no bias. */
-static void multiply(const module_plan *p, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                     const float *packed, float *c, int64_t ldc) {
-#if OC_HAS_PAIRS
-  if (p->has_pairs) {
-    oc__pair_gemm(m, n, k, (const uint16_t *)a, 2 * lda, packed, c, ldc);
-    return;
-  }
-#endif
-  (void)p;
-  oc__gemm(m, n, k, a, lda, packed, c, ldc, NULL, 0);
-}
-
 /* heads x [C, width] panels: every head starts a panel, so that its columns are a panel of their own. */
 static void pack_heads(const module_plan *p, const oc_linear *linear, float *packed, float *bias) {
   for (int64_t h = 0; h < p->heads; h++) {
@@ -138,7 +110,7 @@ static void pack_heads(const module_plan *p, const oc_linear *linear, float *pac
     rows.shape[0] = p->depth;
     rows.data = (char *)rows.data + h * p->depth * rows.stride[0] * (int64_t)oc_dtype_bytes(rows.dtype);
     oc__pack_linear(&rows, packed + h * p->width * p->channels);
-    pair_panels(p, p->width, p->channels, packed + h * p->width * p->channels);
+    oc__pair_panels(p->has_pairs, p->width, p->channels, packed + h * p->width * p->channels);
     memset(bias + h * p->width, 0, (size_t)p->width * sizeof(float));
     if (oc_view_is_present(&linear->bias))
       oc__row_load(&linear->bias, h * p->depth * linear->bias.stride[0], linear->bias.stride[0], p->depth,
@@ -160,7 +132,7 @@ static void pack_weights(const module_plan *p) {
     pack_heads(p, linears[m], p->base + p->at_linear[m], p->base + p->at_linear_bias[m]);
   pack_plain(&p->call->to_bias, p->bias_width, p->base + p->at_to_bias, p->base + p->at_to_bias_bias);
   pack_plain(&p->call->out_proj, p->out_width, p->base + p->at_out, p->base + p->at_out_bias);
-  pair_panels(p, p->out_width, p->inner, p->base + p->at_out);
+  oc__pair_panels(p->has_pairs, p->out_width, p->inner, p->base + p->at_out);
 }
 
 /* ---- pass 1 ---- */
@@ -184,7 +156,7 @@ static void bias_unit(int64_t query, int thread, void *context) {
   for (int64_t key = 0; key < p->n; key += BIAS_KEYS) {
     const int64_t count = p->n - key < BIAS_KEYS ? p->n - key : BIAS_KEYS;
     load_normed(p, p->batch * x->stride[0] + query * query_step + key * key_step, key_step, count, rows);
-    oc__gemm(count, p->heads, p->channels, rows, p->channels, p->base + p->at_to_bias, lanes, p->bias_width, NULL, 0);
+    oc__gemm(0, count, p->heads, p->channels, rows, p->channels, p->base + p->at_to_bias, lanes, p->bias_width, NULL, 0);
     for (int64_t h = 0; h < p->heads; h++) {
       float *out = p->base + p->at_pair_bias + (h * p->n + query) * p->bias_ld + key;
       const float add = p->base[p->at_to_bias_bias + h];
@@ -199,7 +171,7 @@ static void bias_unit(int64_t query, int thread, void *context) {
  */
 static void project(const module_plan *p, const float *x, int64_t columns, const float *panels,
                     const oc_view *bias_view, const float *bias, float *c) {
-  multiply(p, p->n, columns, p->channels, x, p->channels, panels, c, columns);
+  oc__gemm(p->has_pairs, p->n, columns, p->channels, x, p->channels, panels, c, columns, NULL, 0);
   if (!oc_view_is_present(bias_view)) return;
   for (int64_t e = 0; e < columns; e += OC_VL) {
     const vf add = vf_load(bias + e);
@@ -218,16 +190,16 @@ static void project_head(const module_plan *p, int64_t h, float *part) {
   project(p, x, size, base + p->at_linear[0] + weights, &call->to_q.bias, base + p->at_linear_bias[0] + bias, q);
   for (int64_t e = 0; e < p->n * size; e += OC_VL) vf_store(q + e, vf_rounded(vf_mul(vf_load(q + e), scale)));
   memset(q + p->n * size, 0, (size_t)((queries - p->n) * size) * sizeof(float));
-  pair_rows(p, p->n, p->depth, size, q);
+  oc__pair_rows(p->has_pairs, p->n, p->depth, size, q);
   project(p, x, size, base + p->at_linear[1] + weights, &call->to_k.bias, base + p->at_linear_bias[1] + bias, k);
   for (int64_t key = 0; key < p->n; key += OC_NR)
     oc__key_panel(k + key * size, size, p->n - key < OC_NR ? p->n - key : OC_NR, p->depth,
                   part + p->at_keys + key * p->depth);
-  pair_panels(p, oc__panels(p->n) * OC_NR, p->depth, part + p->at_keys);
+  oc__pair_panels(p->has_pairs, oc__panels(p->n) * OC_NR, p->depth, part + p->at_keys);
   for (int64_t d = 0; d < size; d += OC_NR)
     project(p, x, OC_NR, base + p->at_linear[2] + weights + d * p->channels, &call->to_v.bias,
             base + p->at_linear_bias[2] + bias + d, part + p->at_v + d * p->n);
-  pair_panels(p, size, p->n, part + p->at_v);
+  oc__pair_panels(p->has_pairs, size, p->n, part + p->at_v);
   if (p->has_gate)
     project(p, x, size, base + p->at_linear[3] + weights, &call->to_gate.bias, base + p->at_linear_bias[3] + bias,
             part + p->at_g);
@@ -271,8 +243,9 @@ static void write_row(const module_plan *p, int64_t i, float *part) {
   float *block = part + p->at_y, *old = part + p->at_x; /* the normalised row is not needed any more */
   for (int64_t j0 = 0; j0 < p->n; j0 += OUT_ROWS) {
     const int64_t count = p->n - j0 < OUT_ROWS ? p->n - j0 : OUT_ROWS;
-    pair_rows(p, count, inner, inner, part + p->at_o + j0 * inner);
-    multiply(p, count, channels, inner, part + p->at_o + j0 * inner, inner, p->base + p->at_out, block, p->out_width);
+    oc__pair_rows(p->has_pairs, count, inner, inner, part + p->at_o + j0 * inner);
+    oc__gemm(p->has_pairs, count, channels, inner, part + p->at_o + j0 * inner, inner, p->base + p->at_out, block,
+             p->out_width, NULL, 0);
     for (int64_t r = 0; r < count; r++) {
       const int64_t at[4] = {p->batch, i, j0 + r, 0};
       float *row = block + r * p->out_width;
@@ -296,7 +269,7 @@ static void row_unit(int64_t i, int thread, void *context) {
   oc__key_mask_load(&mask, p->call->mask_kind, p->call->mask_value, mask_view,
                     p->batch * mask_view->stride[0] + i * mask_view->stride[1], mask_view->stride[2], p->n);
   load_normed(p, p->batch * x->stride[0] + i * x->stride[1], x->stride[2], p->n, part + p->at_x);
-  pair_rows(p, p->n, p->channels, p->channels, part + p->at_x);
+  oc__pair_rows(p->has_pairs, p->n, p->channels, p->channels, part + p->at_x);
   for (int64_t h = 0; h < p->heads; h++) {
     project_head(p, h, part);
     attend_head(p, h, &mask, part);

@@ -265,25 +265,11 @@ static void norm_panel(float *panel, int64_t n, const oc_norm *norm, const float
   round_lanes(panel, n * OC_NR, norm->round);
 }
 
-static void pair_panel(const job *j, int64_t n, float *panel) {
-#if OC_HAS_PAIRS
-  if (j->has_pairs) oc__pair_panel(n, panel);
-#endif
-  (void)j, (void)n, (void)panel;
-}
-
 /* out[m, OC_NR] = weight rows [first, first + m) times a panel of k channels. */
 static void product(const job *j, int linear, int64_t first, int64_t m, const float *panel, float *out) {
   const int64_t k = linear == OC__OUT_PROJ ? j->at.size.d : j->at.size.c;
   const int64_t ld = linear == OC__OUT_PROJ ? j->at.ld_mid : j->at.ld_in;
-#if OC_HAS_PAIRS
-  if (j->has_pairs) {
-    oc__pair_gemm(m, OC_NR, k, (const uint16_t *)(j->base + j->at.weight[linear] + first * ld), 2 * ld, panel, out,
-                  OC_NR);
-    return;
-  }
-#endif
-  oc__gemm(m, OC_NR, k, j->base + j->at.weight[linear] + first * ld, ld, panel, out, OC_NR, NULL, 0);
+  oc__gemm(j->has_pairs, m, OC_NR, k, j->base + j->at.weight[linear] + first * ld, ld, panel, out, OC_NR, NULL, 0);
 }
 
 /* ---- project ----------------------------------------------------------------------------------------------------- */
@@ -425,7 +411,7 @@ static void load_x(const job *j, const run *r, const place *p, float *panels, fl
     offsets(r->segments[i], r->count[i], p, offset);
     gather(&j->call->x, offset, r->lanes[i], panels + i * c * OC_NR, spare, odd_lines(c));
     norm_panel(panels + i * c * OC_NR, c, &j->call->norm_in, j->base + j->at.norm_in);
-    pair_panel(j, c, panels + i * c * OC_NR);
+    oc__pair_panels(j->has_pairs, OC_NR, c, panels + i * c * OC_NR);
   }
 }
 
@@ -497,44 +483,19 @@ static void project_block(int64_t block, int thread, void *context) {
 
 /* The planes of a channel to pairs, in place. */
 static void pair_channel(int64_t channel, int thread, void *context) {
-#if OC_HAS_PAIRS
   const job *j = context;
   const layout *l = &j->at;
-  float *left = j->base + l->left + channel * l->plane, *right = j->base + l->right + channel * l->right_plane;
-  for (int64_t r = 0; r < l->size.n; r++) oc__pair_row(l->size.n, left + r * l->ld);
-  for (int64_t p = 0; p < l->panels; p++) oc__pair_panel(l->size.n, right + p * l->size.n * OC_NR);
-#endif
-  (void)channel, (void)thread, (void)context;
+  (void)thread;
+  oc__pair_rows(j->contracts_pairs, l->size.n, l->size.n, l->ld, j->base + l->left + channel * l->plane);
+  oc__pair_panels(j->contracts_pairs, l->panels * OC_NR, l->size.n, j->base + l->right + channel * l->right_plane);
 }
-
-#if OC_HAS_PAIRS
-static void contract_pairs(int64_t m, int64_t n, const float *left, int64_t ld, const float *right, float *t,
-                           ahead *next) {
-  const int64_t all = (n + 1) / 2;
-  for (int64_t k0 = 0; k0 < all; k0 += DEPTH) {
-    const int64_t pairs = all - k0 < DEPTH ? all - k0 : DEPTH;
-    for (int64_t p = 0; p < oc__panels(n); p++)
-      for (int64_t r = 0; r < m; r += OC_MR) {
-        const int rows = (int)(m - r < OC_MR ? m - r : OC_MR);
-        float *tile = t + r * ld + p * OC_NR;
-        for (int i = 0; i < rows; i++) {
-          __builtin_prefetch(tile + i * ld, 1, 3);
-          __builtin_prefetch(tile + i * ld + OC_NR - 1, 1, 3);
-        }
-        ask(&next[0]);
-        ask(&next[1]);
-        oc__pair_tile_any(rows, k0 > 0, pairs, (const uint16_t *)(left + r * ld) + 2 * k0, 2 * ld,
-                          right + (p * n + k0) * OC_NR, tile, ld);
-      }
-  }
-}
-#endif
 
 /* rows of left times right into t, as oc__gemm runs it, while the planes of another channel come into the cache. */
-static void contract_rows(int64_t m, int64_t n, const float *left, int64_t ld, const float *right, float *t,
+static void contract_rows(int pairs, int64_t m, int64_t n, const float *left, int64_t ld, const float *right, float *t,
                           ahead *next) {
-  for (int64_t k0 = 0; k0 < n; k0 += DEPTH) {
-    const int64_t depth = n - k0 < DEPTH ? n - k0 : DEPTH;
+  const int64_t all = oc__steps(pairs, n);
+  for (int64_t k0 = 0; k0 < all; k0 += DEPTH) {
+    const int64_t steps = all - k0 < DEPTH ? all - k0 : DEPTH;
     for (int64_t p = 0; p < oc__panels(n); p++)
       for (int64_t r = 0; r < m; r += OC_MR) {
         const int rows = (int)(m - r < OC_MR ? m - r : OC_MR);
@@ -545,7 +506,7 @@ static void contract_rows(int64_t m, int64_t n, const float *left, int64_t ld, c
         }
         ask(&next[0]);
         ask(&next[1]);
-        oc__tile_any(rows, depth, left + r * ld + k0, ld, right + (p * n + k0) * OC_NR, tile, ld, NULL, k0 > 0);
+        oc__tile_any(pairs, rows, steps, left + r * ld + k0, ld, right + (p * n + k0) * OC_NR, tile, ld, NULL, k0 > 0);
       }
   }
 }
@@ -557,7 +518,6 @@ static void contract_block(int64_t block, int thread, void *context) {
   const int64_t rows = ((n + j->row_blocks - 1) / j->row_blocks + OC_MR - 1) / OC_MR * OC_MR, first = part * rows;
   const int64_t m = n - first < rows ? n - first : rows, later = (block + j->threads) / j->row_blocks;
   ahead next[2] = {{.rows = 0}, {.rows = 0}};
-  (void)thread;
   if (first >= n) return;
   if (later < l->size.d && later != channel && n <= BLOCK_ROWS) {
     next[0] = (ahead){.base = (const char *)(j->base + l->left + later * l->plane), .rows = 1, .bytes = l->plane * 4};
@@ -565,17 +525,10 @@ static void contract_block(int64_t block, int thread, void *context) {
         .base = (const char *)(j->base + l->right + later * l->right_plane), .rows = 1, .bytes = l->right_plane * 4};
   }
   for (int i = 0; i < 2; i++) pace(&next[i], (m + OC_MR - 1) / OC_MR * l->panels);
-  const float *left = j->base + l->left + channel * l->plane + first * l->ld;
-  const float *right = j->base + l->right + channel * l->right_plane;
-  float *t = j->base + l->t + channel * l->plane + first * l->ld;
-#if OC_HAS_PAIRS
-  if (j->contracts_pairs) {
-    if (j->row_blocks == 1) pair_channel(channel, thread, context);
-    contract_pairs(m, n, left, l->ld, right, t, next);
-    return;
-  }
-#endif
-  contract_rows(m, n, left, l->ld, right, t, next);
+  if (j->row_blocks == 1) pair_channel(channel, thread, context);
+  contract_rows(j->contracts_pairs, m, n, j->base + l->left + channel * l->plane + first * l->ld, l->ld,
+                j->base + l->right + channel * l->right_plane, j->base + l->t + channel * l->plane + first * l->ld,
+                next);
 }
 
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
@@ -605,7 +558,7 @@ static void load_t(const job *j, const run *r, float *panels) {
   round_lanes(panels, r->panels * d * OC_NR, j->call->product);
   for (int i = 0; i < r->panels; i++) {
     norm_panel(panels + i * d * OC_NR, d, &j->call->norm_out, j->base + l->norm_out);
-    pair_panel(j, d, panels + i * d * OC_NR);
+    oc__pair_panels(j->has_pairs, OC_NR, d, panels + i * d * OC_NR);
   }
 }
 
@@ -701,12 +654,9 @@ static void load_parameters(const job *j) {
     const oc_linear *linear = oc__trimul_linear(j->call, i);
     const oc_view *w = &linear->weight;
     const int64_t ld = i == OC__OUT_PROJ ? l->ld_mid : l->ld_in;
-    for (int64_t r = 0; r < w->shape[0]; r++) {
+    for (int64_t r = 0; r < w->shape[0]; r++)
       oc__row_load(w, r * w->stride[0], w->stride[1], w->shape[1], j->base + l->weight[i] + r * ld);
-#if OC_HAS_PAIRS
-      if (j->has_pairs) oc__pair_row(w->shape[1], j->base + l->weight[i] + r * ld);
-#endif
-    }
+    oc__pair_rows(j->has_pairs, w->shape[0], w->shape[1], ld, j->base + l->weight[i]);
     oc__vector_load(&linear->bias, w->shape[0], 0.0f, j->base + l->bias[i]);
   }
   const int64_t c = l->size.c, d = l->size.d;
