@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
-LIMITS = {
+LIMITS = {  # the levels, highest first
     "avx512_bf16": {},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -153,7 +153,7 @@ def write_result(name: str, content: dict) -> None:
 def bench_family(family: str, args) -> None:
     from opt_core import _core
 
-    levels = ["generic", "avx2", "avx512", "avx512_bf16"]
+    levels = [*reversed(LIMITS)]
     have = levels[: levels.index(_core.cpu_facts()["isa"]) + 1]
     rows, found = [], {}
     for isa in reversed(have):

@@ -211,7 +211,8 @@ static void run_block(int64_t block, int thread, void *context) {
                w->gate_bias + h);
       oc__pair_panels(w->has_pairs, OC_NR, units, base + l.u + p * slice_step);
     }
-    multiply(w->has_pairs, w->columns, units, part_of(w->down, 0, oc__steps(w->has_pairs, h)), panels, base + l.u, slice_step, base + l.y, step, h > 0);
+    multiply(w->has_pairs, w->columns, units, part_of(w->down, 0, oc__steps(w->has_pairs, h)), panels, base + l.u,
+             slice_step, base + l.y, step, h > 0);
   }
   for (int64_t p = 0; p < panels; p++) {
     const int64_t left = count - p * OC_NR;

@@ -156,7 +156,8 @@ static void bias_unit(int64_t query, int thread, void *context) {
   for (int64_t key = 0; key < p->n; key += BIAS_KEYS) {
     const int64_t count = p->n - key < BIAS_KEYS ? p->n - key : BIAS_KEYS;
     load_normed(p, p->batch * x->stride[0] + query * query_step + key * key_step, key_step, count, rows);
-    oc__gemm(0, count, p->heads, p->channels, rows, p->channels, p->base + p->at_to_bias, lanes, p->bias_width, NULL, 0);
+    oc__gemm(0, count, p->heads, p->channels, rows, p->channels, p->base + p->at_to_bias, lanes, p->bias_width, NULL,
+             0);
     for (int64_t h = 0; h < p->heads; h++) {
       float *out = p->base + p->at_pair_bias + (h * p->n + query) * p->bias_ld + key;
       const float add = p->base[p->at_to_bias_bias + h];
